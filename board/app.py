@@ -28,7 +28,6 @@ from board.service import Board
 from board.streams import overview_events, run_events
 from language import join, say, speak_here, spoken
 from settings.errors import UserError, reason_of
-from settings.loading import load
 from units import format_size
 from web.bodies import read_object
 from web.guard import Guard
@@ -121,7 +120,6 @@ def _api(board: Board) -> list[Route]:
         ("PUT", "/api/data/{name}", _upload),
         ("GET", "/api/models", lambda board, request: {"models": board.models()}),
         ("POST", "/api/talk", _talk),
-        ("POST", "/api/talk/reset", lambda board, request, body: board.talks.forget(str(body.get("pane", "")))),
     ]
     return [route(*row) for row in table]
 
@@ -234,26 +232,28 @@ def _refuse_large(board: Board, name: str, more: int) -> None:
 
 
 def _talk(board: Board, request: Request, body: dict[str, Any]) -> Response:
-    pane, model, text = (str(body.get(key, "")) for key in ("pane", "model", "text"))
-    given = body.get("options") or {}
-    options = {name: str(value) for name, value in given.items()} if isinstance(given, dict) else {}
-    load("chat", options)
+    model = str(body.get("model", ""))
+    question = str(body.get("text", ""))
+    history = body.get("history", [])
     board.places.model(model)
-    if not text.strip():
+    if not question.strip():
         raise UserError(say("the message is empty"))
-    if len(text) > LONGEST_QUESTION:
+    if len(question) > LONGEST_QUESTION:
         raise UserError(
             say(
                 "the message has {length} characters; allowed: {most}",
-                length=f"{len(text):,}",
+                length=f"{len(question):,}",
                 most=f"{LONGEST_QUESTION:,}",
             )
         )
-    goes_on = body.get("goes_on") is True
+    if not isinstance(history, list):
+        raise HTTPException(400, "history is a list of messages")
+    messages = [*history, {"role": "user", "content": question}]
 
     async def lines() -> AsyncIterator[bytes]:
-        async for told in board.talks.answer(pane[:40], model, text, options, goes_on):
-            yield json_bytes(told) + b"\n"
+        async with contextlib.aclosing(board.talks.answer(model, messages, body.get("temperature", 0))) as records:
+            async for record in records:
+                yield json_bytes(record) + b"\n"
 
     headers = {"Cache-Control": "no-store", "Content-Encoding": "identity"}  # packed, pieces would wait for more
     return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)

@@ -1,86 +1,161 @@
-"""Chats with trained models on the page, each through a child process, `chat --json`, kept while it is used.
+"""Answers of trained models on the page: a `serve` process for each model, asked over HTTP and kept while it is used.
 
-A model is loaded once and answers as long as somebody asks; after ten quiet minutes, or when other models are wanted,
-its process ends and its memory is free. Two may be there at a time, so that two checkpoints can be compared. One that is
-answering is never ended for another.
+A model is loaded once and answers as long as somebody asks; after ten quiet minutes, or when other models are wanted, its
+process ends and its memory is free. Two may be there at a time, so that two checkpoints can be compared. One that is
+answering is never ended for another. The conversation is the browser's: it sends the earlier turns with each question.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import signal
+import os
+import re
+import secrets
+import sys
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import childproc
 from board.places import Places
-from board.planning import PROGRAM
-from language import say
+from language import say, spoken
 from settings.errors import reason_of
+from settings.program import full_name, python_command
 
-MOST_TALKS, QUIET_SECONDS, LOAD_SECONDS, INTERRUPT_SECONDS = 2, 600.0, 300.0, 20.0
-LONGEST_LINE = 2**20
-OPTIONS = ("temperature", "top_p", "max_new_tokens", "num_beams", "history_turns")
-
-
+MOST_MODELS = 2
+QUIET_SECONDS = 600.0
+LOAD_SECONDS = 300.0
+SILENT_SECONDS = 300.0
+ENDING_SECONDS = 5.0
+LONGEST_LINE = 2**22  # The labels of all letters of the longest question are one line.
+HOST = "127.0.0.1"
+ADDRESS = re.compile(rf"http://{re.escape(HOST)}:(\d+)/v1".encode())
+SERVE = tuple(python_command(f"from {full_name('board.talking')} import run_server; run_server()"))
 BUSY = say(
     "{most_talks} models are already answering, and no more can be loaded; try again when one has finished",
-    most_talks=MOST_TALKS,
+    most_talks=MOST_MODELS,
 )
+Turns = list[dict[str, Any]]
+Records = AsyncGenerator[dict[str, Any], None]
 
 
-class TalkFailed(Exception):
+class NoAnswer(Exception):
     """There is no answer; the text says why, in the words of the model's process where it has ended."""
 
 
-@dataclass
-class Talk:
-    """One model's process, and the turns that it remembers."""
+def run_server() -> None:
+    """Run `serve` in this process; its flags are the first line of standard input, where no other user sees the key.
 
-    pane: str
-    child: asyncio.subprocess.Process
-    key: tuple[str, ...]
-    used: float = field(default_factory=time.monotonic)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    is_ready: bool = False
-    ending: asyncio.Task[None] | None = None  # of an answer that nobody waits for
+    The process ends with its standard input, which the system closes also where the page is killed.
+    """
+    words = json.loads(sys.stdin.readline())
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether it loads, answers, or ends an answer."""
-        return self.lock.locked() or (self.ending is not None and not self.ending.done())
+    def end_with_input() -> None:
+        sys.stdin.read()
+        os._exit(0)
 
-    async def read(self, seconds: float) -> dict[str, Any]:
-        """The next line that it says.
+    threading.Thread(target=end_with_input, daemon=True).start()
+    sys.exit(import_module(full_name("train_low_mem")).main(["serve", *words]))
+
+
+class Server:
+    """The process of one model.
+
+    Args:
+        key: that opens it.
+    """
+
+    def __init__(self, child: asyncio.subprocess.Process, key: str) -> None:
+        self.child = child
+        self.key = key
+        self.port = 0  # Until the model is loaded.
+        self.requests = 0  # That are being answered.
+        self.used = time.monotonic()
+        self.errors: deque[str] = deque(maxlen=6)  # The last lines.
+        self.is_told = asyncio.Event()  # The model is loaded, or the process has ended.
+        self.watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Read what the process prints until it ends."""
+        await asyncio.gather(self._read_output(), self._read_errors(), self.child.wait())
+        self.is_told.set()
+
+    async def _read_output(self) -> None:
+        assert self.child.stdout is not None
+        async for line in self.child.stdout:
+            address = ADDRESS.search(line)
+            if address is not None:
+                self.port = int(address[1])
+                self.is_told.set()
+
+    async def _read_errors(self) -> None:
+        assert self.child.stderr is not None
+        async for line in self.child.stderr:
+            self.errors.append(line.decode("utf8", "replace").rstrip())
+
+    async def death(self) -> NoAnswer:
+        """Why a process that has ended, or is just ending, gives no answer."""
+        await asyncio.wait([self.watching], timeout=ENDING_SECONDS)
+        return NoAnswer("\n".join(self.errors) or say("the model's process has ended"))
+
+    async def answer(self, messages: Turns, temperature: float) -> Records:
+        """What the model says to the newest message, by what it does first: text in pieces, labels, or a vector.
 
         Raises:
-            TalkFailed: it has ended.
+            NoAnswer: the request was refused, or the process has ended. TimeoutError, OSError, EOFError: so it seems.
         """
-        assert self.child.stdout is not None and self.child.stderr is not None
-        while True:
-            line = await asyncio.wait_for(self.child.stdout.readline(), seconds)
-            if not line:
-                said = (await self.child.stderr.read(4000)).decode("utf8", "replace")
-                raise TalkFailed("\n".join(said.strip().splitlines()[-6:]) or say("the model's process has ended"))
-            self.used = time.monotonic()
-            with suppress(ValueError):
-                return dict(json.loads(line))
+        question = messages[-1]["content"]
+        async with aclosing(self._records("GET", "/v1/models", {})) as models:
+            (listed,) = [record async for record in models]
+        path = listed["data"][0]["endpoints"][0]
+        if path != "/v1/chat/completions":
+            async with aclosing(self._records("POST", path, {"input": question})) as answers:
+                async for record in answers:
+                    yield record["data"][0]
+            return
+        chat = {"messages": messages, "temperature": temperature, "stream": True}
+        async with aclosing(self._records("POST", path, chat)) as chunks:
+            async for record in chunks:
+                choice = record["choices"][0]
+                yield {"piece": choice["delta"].get("content", "")}
+                if choice["finish_reason"]:
+                    yield {"is_cut": choice["finish_reason"] == "length"}
+                    return
+        raise await self.death()
 
-    async def say(self, record: dict[str, Any]) -> None:
-        """Send it a line."""
-        assert self.child.stdin is not None
-        self.child.stdin.write(json.dumps(record).encode() + b"\n")
-        await self.child.stdin.drain()
+    async def _records(self, method: str, path: str, content: object) -> Records:
+        """The JSON objects of an answer, of which a stream of events has several."""
+        reader, writer = await asyncio.open_connection(HOST, self.port, limit=LONGEST_LINE)
+        try:
+            body = json.dumps(content).encode()
+            # In HTTP/1.0 the body of an answer is sent as it is, and ends with the connection.
+            head = (
+                f"{method} {path} HTTP/1.0\r\nHost: {HOST}:{self.port}\r\nAuthorization: Bearer {self.key}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            writer.write(head.encode() + body)
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SILENT_SECONDS)
+            while line := await asyncio.wait_for(reader.readline(), SILENT_SECONDS):
+                text = line.removeprefix(b"data: ").strip()
+                if text.startswith(b"{"):
+                    record = json.loads(text)
+                    if "error" in record:
+                        raise NoAnswer(record["error"]["message"])
+                    yield record
+        finally:
+            writer.close()
 
 
 @dataclass
 class Talks:
-    """All talks of the page.
+    """The models that answer on the page.
 
     Args:
         folder: where the program is run.
@@ -88,108 +163,87 @@ class Talks:
 
     places: Places
     folder: Path
-    program: tuple[str, ...] = PROGRAM
-    _talks: dict[str, Talk] = field(default_factory=dict)
-    _seat: asyncio.Lock = field(default_factory=asyncio.Lock)
+    program: tuple[str, ...] = SERVE
+    servers: dict[Path, Server] = field(default_factory=dict)
+    _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def answer(
-        self, pane: str, model: str, text: str, options: dict[str, str], goes_on: bool = False
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Ask a model, and give the pieces of its answer as they come.
+    async def answer(self, model: str, messages: Turns, temperature: float = 0.0) -> Records:
+        """Ask a model, and give its answer as it comes: `loading`, `piece` and `is_cut` of a text, the columns of labels, `embedding`, `problem`.
 
         Args:
-            pane: whose conversation it is. model: folder below the model folder. options: of `OPTIONS`, as flags.
-            goes_on: whether earlier turns are to be remembered; where their process has gone, `{"forgotten": true}` says so.
+            model: folder below the model folder. messages: of a conversation; the last is the question.
         """
+        server = None
         try:
-            talk = await self._talk(pane, model, options)
-            if talk.ending is not None:
-                await asyncio.wait([talk.ending])
-                talk = await self._talk(pane, model, options)
-        except TalkFailed as failed:
-            yield {"problem": reason_of(failed)}
-            return
-        async with talk.lock:
-            try:
-                if not talk.is_ready:
-                    if goes_on:
-                        yield {"forgotten": True}
-                    yield {"loading": True}
-                    while not (await talk.read(LOAD_SECONDS)).get("ready"):
-                        pass
-                    talk.is_ready = True
-                await talk.say({"text": text})
-                while True:
-                    told = await talk.read(LOAD_SECONDS)
-                    yield told
-                    if told.get("end"):
-                        return
-            except (TalkFailed, asyncio.TimeoutError, ConnectionError) as error:
-                await self._close(talk)
-                yield {"problem": reason_of(error) or say("no answer")}
-            except (asyncio.CancelledError, GeneratorExit):  # whoever asked has left: the answer is of no use
-                talk.ending = asyncio.create_task(self._until_end(talk) if talk.is_ready else self._close(talk))
-                raise
+            server = await self._server(self.places.model(model))
+            if not server.is_told.is_set():
+                yield {"loading": True}
+                await asyncio.wait_for(server.is_told.wait(), LOAD_SECONDS)
+            if server.child.returncode is not None:
+                raise await server.death()
+            async with aclosing(server.answer(messages, temperature)) as records:
+                async for record in records:
+                    yield record
+        except (asyncio.TimeoutError, TimeoutError):
+            yield {"problem": say("no answer within {seconds:.0f} s", seconds=SILENT_SECONDS)}
+        except NoAnswer as error:
+            yield {"problem": reason_of(error)}
+        except (OSError, EOFError):  # The connection broke.
+            assert server is not None
+            yield {"problem": reason_of(await server.death())}
+        finally:
+            if server is not None:
+                server.requests -= 1
+                server.used = time.monotonic()
 
-    async def _until_end(self, talk: Talk) -> None:
-        try:
-            talk.child.send_signal(signal.SIGINT)
-            while not (await talk.read(INTERRUPT_SECONDS)).get("end"):
-                pass
-        except (TalkFailed, asyncio.TimeoutError, ProcessLookupError, ValueError):  # the last: Windows sends no SIGINT
-            await self._close(talk)
-
-    async def forget(self, pane: str) -> None:
-        """Begin a conversation anew."""
-        talk = self._talks.get(pane)
-        if talk is not None and talk.is_ready and not talk.lock.locked():
-            await talk.say({"reset": True})
-
-    async def _talk(self, pane: str, model: str, options: dict[str, str]) -> Talk:
-        """The process of a pane, begun where it has none for this model and these options.
+    async def _server(self, folder: Path) -> Server:
+        """The process of a model, started where it has none; one request more is counted for it.
 
         Raises:
-            TalkFailed: as many as there may be are busy.
+            NoAnswer: as many as there may be are busy.
         """
-        folder = self.places.model(model)
-        words = [f"--{name}={value}" for name, value in sorted(options.items()) if name in OPTIONS]
-        key = (str(folder), *words)
-        async with self._seat:
-            talk = self._talks.get(pane)
-            if talk is not None and (talk.key != key or talk.child.returncode is not None):
-                await self._close(talk)
-                talk = None
-            if talk is None:
+        async with self._starting:
+            server = self.servers.get(folder)
+            if server is None or server.child.returncode is not None:
+                self.servers.pop(folder, None)
                 await self._make_room()
-                argv = [*self.program, "chat", f"--model={folder}", "--json=True", *words]
-                child = await childproc.start_async(argv, cwd=self.folder, limit=LONGEST_LINE, start_new_session=True)
-                talk = self._talks[pane] = Talk(pane, child, key)
-            talk.used = time.monotonic()
-            return talk
+                server = self.servers[folder] = await self._start(folder)
+            server.requests += 1
+            return server
+
+    async def _start(self, folder: Path) -> Server:
+        # The page's Ctrl-C is for the page, which ends its models.
+        child = await childproc.start_async(self.program, cwd=self.folder, limit=LONGEST_LINE, start_new_session=True)
+        server = Server(child, secrets.token_urlsafe(18))
+        flags = {"model": folder, "host": HOST, "port": 0, "token": server.key, "language": spoken()}
+        assert child.stdin is not None
+        with suppress(ConnectionError):  # It has ended already.
+            child.stdin.write(json.dumps([f"--{name}={value}" for name, value in flags.items()]).encode() + b"\n")
+            await child.stdin.drain()
+        return server
 
     async def _make_room(self) -> None:
-        """End those that were used least, until there is room for one more."""
-        while len(self._talks) >= MOST_TALKS:
-            idle = [talk for talk in self._talks.values() if not talk.is_busy]
+        """End those that were used least, until one more may be there."""
+        while len(self.servers) >= MOST_MODELS:
+            idle = [folder for folder, server in self.servers.items() if not server.requests]
             if not idle:
-                raise TalkFailed(BUSY)
-            await self._close(min(idle, key=lambda talk: talk.used))
+                raise NoAnswer(BUSY)
+            await self._end(min(idle, key=lambda folder: self.servers[folder].used))
+
+    async def _end(self, folder: Path) -> None:
+        server = self.servers.pop(folder)
+        with suppress(ProcessLookupError):
+            server.child.kill()
+        await server.child.wait()
 
     async def work(self) -> None:
-        """End the talks that are quiet, until cancelled; then all."""
+        """End the models that are quiet, until cancelled; then all."""
         try:
             while True:
                 await asyncio.sleep(QUIET_SECONDS / 20)
-                for talk in list(self._talks.values()):
-                    if not talk.is_busy and time.monotonic() - talk.used > QUIET_SECONDS:
-                        await self._close(talk)
+                for folder, server in list(self.servers.items()):
+                    if not server.requests and time.monotonic() - server.used > QUIET_SECONDS:
+                        await self._end(folder)
         finally:
-            for talk in list(self._talks.values()):
-                await self._close(talk)
-
-    async def _close(self, talk: Talk) -> None:
-        if self._talks.get(talk.pane) is talk:  # and not one that has taken its place
-            del self._talks[talk.pane]
-        with suppress(ProcessLookupError):
-            talk.child.kill()
-        await talk.child.wait()
+            for folder in list(self.servers):
+                await self._end(folder)

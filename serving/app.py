@@ -212,8 +212,6 @@ class Api:
         Raises:
             Refused, HTTPException: too many wait or hold memory, or the API is being ended.
         """
-        if self.engine.decoder is None:
-            raise Refused(404, "this model is an encoder and writes no text; send texts to /v1/embeddings")
         how, seed = asked.how, asked.seed if asked.seed is not None else self.seed
         wanted, most = len(asked.prompts) * asked.count, self.engine.queue_limit + self.engine.capacity.rows
         if wanted > most:
@@ -248,9 +246,34 @@ class Api:
         a_token = meters.step_seconds / meters.steps if meters.steps else 0.02
         return {"Retry-After": str(1 + int(self.engine.waiting / rows * self.defaults.max_new_tokens / 2 * a_token))}
 
+    @property
+    def endpoints(self) -> list[str]:
+        """The addresses at which this model answers, what it was trained for first."""
+        if self.engine.decoder is not None:
+            return ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+        if self.texts.labeller is not None:
+            return ["/v1/classify", "/v1/embeddings"]
+        return ["/v1/embeddings"]
+
+    def check_endpoint(self, path: str) -> None:
+        """Refuse a request for what this model does not do.
+
+        Raises:
+            Refused: at which addresses it answers.
+        """
+        if path not in self.endpoints:
+            addresses = " or ".join(self.endpoints)
+            raise Refused(404, f"this model does not answer at {path}; send texts to {addresses}")
+
     def about(self) -> dict[str, Any]:
         """The model, as clients list it."""
-        return {"id": self.name, "object": "model", "created": self.made, "owned_by": "frugalt5"}
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.made,
+            "owned_by": "frugalt5",
+            "endpoints": self.endpoints,
+        }
 
     def gauges(self) -> list[tuple[str, str, int]]:
         """What there is now."""
@@ -320,6 +343,7 @@ def _routes(api: Api) -> list[Route]:
 
     async def question(request: Request) -> Response:
         """The older projects' address: {"input_txt": ...} -> {"response": ...}."""
+        api.check_endpoint("/v1/chat/completions")
         asked = await api.asked(request, read_question)
         (finished,) = await _whole(api, request, api.begin(asked, held_by(request)))
         return JSONResponse({"response": finished.text})
@@ -335,6 +359,7 @@ def _routes(api: Api) -> list[Route]:
         return StreamingResponse(_sent(api, vectors, asked.is_base64, tokens), media_type="application/json")
 
     async def labels(request: Request) -> Response:
+        api.check_endpoint("/v1/classify")
         asked = await api.asked(request, read_labels)
         assert api.texts.labeller is not None
         num_labels = api.texts.labeller.trained.held.shape.num_labels
@@ -403,6 +428,7 @@ async def _sent(api: Api, vectors: list[Vectors], is_base64: bool, tokens: int) 
 
 
 async def _respond(api: Api, request: Request, read: Read[Asked], form: Form) -> Response:
+    api.check_endpoint("/v1/chat/completions" if form.is_chat else "/v1/completions")
     asked = await api.asked(request, read)
     prompt_tokens = sum(len(ids) for ids in asked.prompts)
     flow = api.begin(asked, held_by(request))

@@ -215,10 +215,9 @@ class Texts:
         """A text whose label is wanted.
 
         Raises:
-            Refused: it is too long, or blank; or the model has no head over labels.
+            Refused: it is too long, or blank.
         """
-        if self.labeller is None:
-            raise Refused(404, "this model has no head over labels; send texts to /v1/chat/completions")
+        assert self.labeller is not None
         if not text.strip():
             raise Refused(400, f"{param}, is empty; send a text", param)
         self._check_letters(len(text), param)
@@ -397,7 +396,7 @@ def read_labels(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) ->
     """A body of /v1/classify.
 
     Raises:
-        Refused: it is wrong, or the model has no head over labels.
+        Refused: it is wrong.
     """
     fields = _Fields(body)
     several = fields.take("input", "", _are_texts, f"a text, or a list of up to {MOST_INPUTS} texts")

@@ -1,5 +1,19 @@
 // Part five: talk with what was trained, one model or two side by side.
-import { ask, bytes, button, h, icon, link, state, t } from "./core.js";
+import { ask, bytes, button, figure, h, icon, link, state, t } from "./core.js";
+
+const SHOWN = 10; // labels of a text, the likeliest first, and numbers of a vector
+
+// The answer of a model that writes no text: a label with its probabilities, a number, labels of words or letters, or a vector.
+function columns(text, { label, labels, number, numbers, probabilities, embedding }) {
+  if (embedding) return h("div", {}, h("b", {}, t("vector_of", { count: embedding.length })), h("p.soft", {}, `${embedding.slice(0, SHOWN).map((value) => figure(value)).join("  ")} …`));
+  if (number !== undefined) return h("b", {}, figure(number));
+  if (label !== undefined) {
+    const likeliest = Object.entries(probabilities).sort((one, other) => other[1] - one[1]).slice(0, SHOWN);
+    return h("div.shares", {}, h("b", {}, label), likeliest.map(([name, share]) => h("div.share", {}, h("span", {}, name), h("div.progress", { "aria-hidden": "true" }, h("div", { style: { width: `${100 * share}%` } })), h("span", {}, figure(share)))));
+  }
+  const words = text.split(/\s+/), each = labels ?? numbers, parts = words.length === each.length ? words : [...text.replace(/\s/g, "")];
+  return h("div.labelled", {}, parts.map((part, index) => h("span.labelled-part", { title: probabilities ? figure(probabilities[index]) : undefined }, h("span", {}, part), h("b", {}, labels ? each[index] ?? "–" : figure(each[index])))));
+}
 
 export function showChat(place) {
   document.title = `${t("chat")} · FrugalT5`;
@@ -29,14 +43,14 @@ export function showChat(place) {
   const label = (model) => (model.is_checkpoint ? t("checkpoint_of", { run: model.run, step: Number(model.name.match(/(\d+)$/)?.[1] ?? 0) }) : model.name);
 
   function add(name) {
-    const pane = { id: crypto.getRandomValues(new Uint32Array(2)).join(""), turns: h("div.turns", { role: "log", "aria-live": "polite" }), stop: null, answered: 0 };
+    const pane = { turns: h("div.turns", { role: "log", "aria-live": "polite" }), stop: null, history: [] };
     pane.pick = h("select.input", { "aria-label": t("choose_model") }, models.map((model) => h("option", { value: model.name }, `${label(model)} · ${bytes(model.bytes)}`)));
     const other = panes[0]?.pick.value;
     pane.pick.value = models.find((model) => model.name === name)?.name ?? models.find((model) => model.name !== other)?.name ?? models[0].name;
-    pane.node = h("section.card.pane", {}, h("header", {}, pane.pick, h("button.ghost", { type: "button", title: t("begin_anew"), "aria-label": t("begin_anew"), onclick: () => { pane.pick.dispatchEvent(new Event("change")); ask("/api/talk/reset", { pane: pane.id }); } }, icon("trash"))), pane.turns);
+    pane.node = h("section.card.pane", {}, h("header", {}, pane.pick, h("button.ghost", { type: "button", title: t("begin_anew"), "aria-label": t("begin_anew"), onclick: () => begin() }, icon("trash"))), pane.turns);
     const begin = () => {
       pane.stop?.();
-      pane.answered = 0;
+      pane.history = [];
       const filling = models.find((model) => model.name === pane.pick.value)?.kind === "pretrain";
       pane.turns.replaceChildren(filling ? h("p.note.small", {}, t("gap_hint")) : "");
     };
@@ -65,26 +79,28 @@ export function showChat(place) {
 
   async function answer(pane, text) {
     const waiting = h("span.dots", {}, h("i"), h("i"), h("i")), its = h("div.turn.its", {}, waiting), words = document.createTextNode("");
-    const mine = h("div.turn.mine", {}, text), goes_on = pane.answered > 0 && Number(turns.value) > 0;
-    pane.turns.append(mine, its);
+    const remembered = 2 * Math.max(0, Math.round(Number(turns.value) || 0)), history = remembered ? pane.history.slice(-remembered) : [];
+    pane.turns.append(h("div.turn.mine", {}, text), its);
     const follow = () => { pane.turns.scrollTop = pane.turns.scrollHeight; };
     follow();
-    let said = "";
+    let said = "", isWhole = false;
     const abort = new AbortController();
     pane.stop = () => abort.abort();
-    const options = { temperature: temperature.value || "0", history_turns: turns.value || "0" };
-    const say = (told) => {
+    const show = (told) => {
       if (told.loading) waiting.replaceChildren(t("loading_model"));
-      else if (told.piece !== undefined) { said += told.piece; words.data = said.trimStart().replace(/\n{3,}/g, "\n\n"); if (words.data && waiting.isConnected) waiting.replaceWith(words); }
-      else if (told.forgotten) mine.before(h("p.note.small", {}, t("forgotten")));
-      else if (told.note) mine.after(h("p.note.small", {}, told.note));
       else if (told.problem) { its.classList.add("bad"); its.replaceChildren(told.problem); }
-      else if (told.end) { pane.answered += 1; if (waiting.isConnected) waiting.replaceWith(h("span.faint", {}, t("empty_answer"))); }
+      else if (told.piece !== undefined) { said += told.piece; words.data = said.trimStart().replace(/\n{3,}/g, "\n\n"); if (words.data && waiting.isConnected) waiting.replaceWith(words); }
+      else if (told.is_cut !== undefined) {
+        isWhole = true;
+        if (waiting.isConnected) waiting.replaceWith(h("span.faint", {}, t("empty_answer")));
+        if (told.is_cut) its.after(h("p.note.small", {}, t("cut_answer")));
+      } else waiting.replaceWith(columns(text, told));
       follow();
     };
     try {
-      const reply = await fetch("/api/talk", { method: "POST", headers: { "Content-Type": "application/json", "Accept-Language": state.language }, body: JSON.stringify({ pane: pane.id, model: pane.pick.value, text, options, goes_on }), signal: abort.signal });
-      if (!reply.ok) { say({ problem: ((await reply.json()).problems ?? []).join("\n") }); return; }
+      const question = { model: pane.pick.value, text, history, temperature: Number(temperature.value) || 0 };
+      const reply = await fetch("/api/talk", { method: "POST", headers: { "Content-Type": "application/json", "Accept-Language": state.language }, body: JSON.stringify(question), signal: abort.signal });
+      if (!reply.ok) { show({ problem: ((await reply.json()).problems ?? []).join("\n") }); return; }
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
@@ -92,12 +108,16 @@ export function showChat(place) {
         if (done) break;
         const lines = (rest + value).split("\n");
         rest = lines.pop();
-        for (const line of lines) if (line) say(JSON.parse(line));
+        for (const line of lines) if (line) show(JSON.parse(line));
       }
     } catch (error) {
-      if (error.name !== "AbortError") say({ problem: t("offline") });
+      if (error.name !== "AbortError") show({ problem: t("offline") });
       else if (waiting.isConnected) its.remove();
-    } finally { pane.stop = null; showBusy(); }
+    } finally {
+      if (said || isWhole) pane.history.push({ role: "user", content: text }, { role: "assistant", content: said });
+      pane.stop = null;
+      showBusy();
+    }
   }
   return () => { gone = true; for (const pane of panes) pane.stop?.(); };
 }

@@ -374,7 +374,8 @@ const en = {
   temperature_about: "0 always gives the most likely answer; higher values vary more.",
   history_turns: "Turns to remember",
   halt: "Stop",
-  forgotten: "The model was reloaded and does not remember the conversation above.",
+  cut_answer: "The answer was cut at the model's longest length (--max_new_tokens).",
+  vector_of: "A vector of {count} numbers",
   gap_hint: "This model was pretrained to fill gaps: type a text with <extra_id_0> in it.",
   // parts of a plan
   "part_saved blocks": "Saved blocks",
@@ -766,7 +767,8 @@ const zh = {
   temperature_about: "0 总是给出最可能的回答，越高越多样。",
   history_turns: "记住的轮数",
   halt: "停止",
-  forgotten: "模型已重新加载，不再记得上面的对话。",
+  cut_answer: "回答在模型的最大长度处被截断（--max_new_tokens）。",
+  vector_of: "{count} 个数的向量",
   gap_hint: "这个模型预训练时学的是填空：请输入含 <extra_id_0> 的文本。",
   // parts of a plan
   "part_saved blocks": "保存的激活",

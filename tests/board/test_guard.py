@@ -225,8 +225,11 @@ def test_a_name_that_exists_is_refused(page: Page, client: TestClient) -> None:
 
 def test_a_question_is_refused_and_not_cut(page: Page, client: TestClient) -> None:
     (page.places.output_dir / "one").mkdir()
-    refused = post(client, "/api/talk", {"pane": "p", "model": "one", "text": "x" * 20_001})
+    refused = post(client, "/api/talk", {"model": "one", "text": "x" * 20_001})
     assert refused.status_code == 422 and "20,001 characters; allowed: 20,000" in refused.json()["problems"][0]
+    assert post(client, "/api/talk", {"model": "one", "text": " "}).status_code == 422
+    assert post(client, "/api/talk", {"model": "one", "text": "x", "history": "y"}).status_code == 400
+    assert post(client, "/api/talk", {"model": "..", "text": "x"}).status_code == 404
 
 
 # --- text that comes back ---

@@ -1,117 +1,213 @@
-"""A model is kept while it is asked, two at a time, and none is ended in an answer. The program is a small stand-in."""
+"""A model is kept while it is asked, two at a time, and none is ended in an answer. The program is a small stand-in for `serve`."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import json
+import os
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from board.talking import BUSY, Talks
-from tests.board.recorded import places
+import psutil
+import pytest
 
-TALKER = """
-import json, sys, threading
-print('a warning that is no JSON', flush=True)
-print(json.dumps({'ready': True, 'words': sys.argv}), flush=True)
-for line in sys.stdin:
-    text = json.loads(line).get('text')
-    try:
-        if text == 'die':
-            sys.exit(print('the model broke', file=sys.stderr) or 1)
-        if text:
-            print(json.dumps({'piece': text}), flush=True)
-        if text == 'long':
-            threading.Event().wait()
-    except KeyboardInterrupt:
+from board.talking import BUSY, SERVE, Talks
+from tests.board.recorded import places
+from tests.training.small_trained import SHAPE, save_trained
+
+STAND_IN = """
+import json, os, sys, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+flags = dict(word[2:].split('=', 1) for word in json.loads(sys.stdin.readline()))
+name = os.path.basename(flags['model'])
+if name == 'large':
+    sys.exit(print('does not fit', file=sys.stderr) or 3)
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *words):
         pass
-    if text:
-        print(json.dumps({'end': True}), flush=True)
+
+    def send(self, text, code=200):
+        self.wfile.write(f'HTTP/1.0 {code} x\\r\\n\\r\\n{text}'.encode())
+        self.wfile.flush()
+
+    def do_GET(self):
+        path = '/v1/classify' if name == 'labels' else '/v1/chat/completions'
+        self.send(json.dumps({'data': [{'endpoints': [path]}]}))
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers['content-length'])))
+        if self.headers['authorization'] != 'Bearer ' + flags['token']:
+            return self.send(json.dumps({'error': {'message': 'no key'}}), 401)
+        if name == 'labels':
+            return self.send(json.dumps({'data': [{'index': 0, 'label': body['input']}]}))
+        text = body['messages'][-1]['content']
+        if text == 'refused':
+            return self.send(json.dumps({'error': {'message': 'too long'}}), 400)
+        if text == 'die':
+            print('the model broke', file=sys.stderr, flush=True)
+            os._exit(1)
+        end = None if text == 'long' else 'length' if text == 'cut' else 'stop'
+        said = f"{len(body['messages'])} {text}"
+        choices = [{'delta': {'role': 'assistant', 'content': ''}, 'finish_reason': None}]
+        choices += [{'delta': {'content': said}, 'finish_reason': None}, {'delta': {}, 'finish_reason': end}]
+        self.send(''.join('data: ' + json.dumps({'choices': [choice]}) + '\\n\\n' for choice in choices))
+        if text == 'long':
+            self.rfile.read(1)  # until the page leaves
+        self.send('data: [DONE]\\n\\n')
+
+server = ThreadingHTTPServer((flags['host'], 0), Handler)
+print('a line that is no address', flush=True)
+print(f'serving at http://127.0.0.1:{server.server_port}/v1', flush=True)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+sys.stdin.read()
+os._exit(0)
 """
 
 
-@asynccontextmanager
-async def talking(folder: Path) -> AsyncIterator[Talks]:
-    """Talks with the models one and two, all ended at the end."""
+def talking(folder: Path, go: Callable[[Talks], Awaitable[None]]) -> None:
+    """Do something with the models that a page has."""
     where = places(folder)
-    for name in ("one", "two"):
+    for name in ("one", "two", "three", "labels", "large"):
         (where.output_dir / name).mkdir()
-    talks = Talks(where, folder, (sys.executable, "-c", TALKER))
-    work = asyncio.create_task(talks.work())
+
+    async def run() -> None:
+        talks = Talks(where, folder, (sys.executable, "-c", STAND_IN))
+        work = asyncio.create_task(talks.work())
+        await asyncio.sleep(0)
+        try:
+            await go(talks)
+            children = processes(talks)
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        assert not any(map(psutil.pid_exists, children.values())), "no model outlives the page"
+
+    asyncio.run(run())
+
+
+def processes(talks: Talks) -> dict[str, int]:
+    return {folder.name: server.child.pid for folder, server in talks.servers.items()}
+
+
+def asked(talks: Talks, text: str, model: str = "one", turns: int = 0) -> Any:
+    return talks.answer(model, [{"role": "user", "content": text}] * (2 * turns + 1))
+
+
+async def ask(talks: Talks, text: str, model: str = "one", turns: int = 0) -> list[dict[str, Any]]:
+    """What is said to a question, without empty pieces."""
+    return [record async for record in asked(talks, text, model, turns) if record != {"piece": ""}]
+
+
+@asynccontextmanager
+async def long_answer(talks: Talks, model: str) -> AsyncIterator[None]:
+    """Inside, a model is answering."""
+    answer = asked(talks, "long", model)
+    while (await anext(answer)) != {"piece": "1 long"}:
+        pass
     try:
-        yield talks
+        yield
     finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        assert not talks._talks, "no model outlives the page"
-
-
-async def ask(talks: Talks, pane: str, text: str, model: str = "one", goes_on: bool = False) -> list[dict[str, Any]]:
-    return [told async for told in talks.answer(pane, model, text, {}, goes_on)]
+        await answer.aclose()
 
 
 def test_answers_come_from_one_process_as_long_as_it_is_there(tmp_path: Path) -> None:
-    async def go() -> None:
-        async with talking(tmp_path) as talks:
-            assert await ask(talks, "p", "hello") == [{"loading": True}, {"piece": "hello"}, {"end": True}]
-            process = talks._talks["p"].child.pid
-            await talks.forget("p")
-            assert await ask(talks, "p", "you") == [{"piece": "you"}, {"end": True}]
-            assert talks._talks["p"].child.pid == process
-            assert await ask(talks, "p", "die") == [{"problem": "the model broke"}] and not talks._talks
-            for pane in ("a", "b", "c"):
-                await ask(talks, pane, "x")
-            assert set(talks._talks) == {"b", "c"}, "the one that was used least made room"
-            assert (await ask(talks, "a", "x", goes_on=True))[0] == {"forgotten": True}
-            assert (await ask(talks, "a", "x", goes_on=True))[0] == {"piece": "x"}
+    async def go(talks: Talks) -> None:
+        assert await ask(talks, "hello") == [{"loading": True}, {"piece": "1 hello"}, {"is_cut": False}]
+        before = processes(talks)
+        assert await ask(talks, "you", turns=2) == [{"piece": "5 you"}, {"is_cut": False}]
+        assert await ask(talks, "cut") == [{"piece": "1 cut"}, {"is_cut": True}]
+        assert await ask(talks, "refused") == [{"problem": "too long"}]
+        assert processes(talks) == before
+        assert await ask(talks, "die") == [{"problem": "the model broke"}]
+        assert (await ask(talks, "again"))[0] == {"loading": True}, "another process takes its place"
+        for model in ("two", "three"):
+            await ask(talks, "x", model)
+        assert set(processes(talks)) == {"two", "three"}, "the one that was used least made room"
 
-    asyncio.run(go())
+    talking(tmp_path, go)
+
+
+def test_labels_are_passed_on_as_they_are(tmp_path: Path) -> None:
+    async def go(talks: Talks) -> None:
+        assert (await ask(talks, "good", "labels"))[1:] == [{"index": 0, "label": "good"}]
+
+    talking(tmp_path, go)
+
+
+def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    async def go(talks: Talks) -> None:
+        assert await ask(talks, "x", "large") == [{"loading": True}, {"problem": "does not fit"}]
+
+    talking(tmp_path, go)
 
 
 def test_an_answer_that_nobody_waits_for_is_ended_and_the_model_stays(tmp_path: Path) -> None:
-    async def go() -> None:
-        async with talking(tmp_path) as talks:
-            leaving = talks.answer("p", "one", "long", {})
-            assert [await anext(leaving), await anext(leaving)] == [{"loading": True}, {"piece": "long"}]
-            left = talks._talks["p"]
-            await leaving.aclose()  # type: ignore[attr-defined]
-            assert await ask(talks, "p", "short") == [{"piece": "short"}, {"end": True}]
-            assert talks._talks["p"] is left
-            leaving = talks.answer("p", "one", "long", {})
-            await anext(leaving)
-            await leaving.aclose()  # type: ignore[attr-defined]
-            assert (await ask(talks, "p", "short", "two"))[1:] == [{"piece": "short"}, {"end": True}]
-            assert left.ending is not None
-            await left.ending  # takes no other model with it
-            assert talks._talks["p"] is not left and talks._talks["p"].child.returncode is None
+    async def go(talks: Talks) -> None:
+        async with long_answer(talks, "one"):
+            before = processes(talks)
+        assert await ask(talks, "short") == [{"piece": "1 short"}, {"is_cut": False}]
+        assert processes(talks) == before
 
-    asyncio.run(go())
+    talking(tmp_path, go)
 
 
 def test_models_that_answer_are_not_ended_for_another(tmp_path: Path) -> None:
-    async def go() -> None:
-        async with talking(tmp_path) as talks:
-            panes = {pane: talks.answer(pane, "one", "long", {}) for pane in "ab"}
-            for told in panes.values():
-                assert [await anext(told), await anext(told)] == [{"loading": True}, {"piece": "long"}]
-            assert await ask(talks, "c", "short") == [{"problem": BUSY}]
-            talks._talks["a"].child.send_signal(signal.SIGINT)
-            assert [told async for told in panes["a"]] == [{"end": True}], "its answer comes to its own end"
-            assert (await ask(talks, "c", "short"))[1:] == [{"piece": "short"}, {"end": True}]
-            assert set(talks._talks) == {"b", "c"}
-            await panes["b"].aclose()  # type: ignore[attr-defined]
+    async def go(talks: Talks) -> None:
+        async with long_answer(talks, "one"):
+            async with long_answer(talks, "two"):
+                assert await ask(talks, "short", "three") == [{"problem": BUSY}]
+            assert len(await ask(talks, "short", "three")) == 3
+            assert set(processes(talks)) == {"one", "three"}
 
-    asyncio.run(go())
+    talking(tmp_path, go)
 
 
-def test_only_known_options_reach_the_model(tmp_path: Path) -> None:
-    async def go() -> Any:
-        async with talking(tmp_path) as talks:
-            talk = await talks._talk("p", "one", {"temperature": "0.5", "output_dir": "/tmp"})
-            return await talk.read(60.0)
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_model_ends_with_its_page(tmp_path: Path) -> None:
+    """Also where the page is killed: the system closes what the model's process reads."""
+    os.mkfifo(tmp_path / "pipe")  # settings that never come
 
-    words = asyncio.run(go())["words"]
-    assert "--temperature=0.5" in words and not [word for word in words if "output_dir" in word]
+    with subprocess.Popen(SERVE, cwd=tmp_path, stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.write(json.dumps([f"--config={tmp_path / 'pipe'}"]).encode() + b"\n")
+        child.stdin.close()
+        assert child.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ({}, {"piece", "is_cut"}),
+        pytest.param(
+            {"head": "sequence", "labels": "few,many"},
+            {"index", "label", "probabilities"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"head": "sequence", "labels": "regression"}, {"index", "number"}, marks=pytest.mark.slow),
+        ({"head": "token", "labels": "C,E,H"}, {"index", "labels", "probabilities"}),
+        pytest.param({"head": "none"}, {"index", "object", "embedding"}, marks=pytest.mark.slow),
+    ],
+)
+def test_each_kind_of_model_answers(tmp_path: Path, shape: dict[str, str], expected: set[str]) -> None:
+    where = places(tmp_path)
+    save_trained(where.output_dir / "one", shape=replace(SHAPE, num_decoder_layers=0, **shape) if shape else SHAPE)
+
+    async def go() -> set[str]:
+        talks = Talks(where, tmp_path)
+        work = asyncio.create_task(talks.work())
+        try:
+            first, *answer = await ask(talks, "MKVL ab")
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        assert first == {"loading": True}
+        return {name for record in answer for name in record}
+
+    assert asyncio.run(go()) == expected

@@ -97,10 +97,15 @@ def test_a_head_over_labels_classifies(tmp_path: Path, head: str, labels: str) -
             assert one[label] == (pytest.approx(columns[label]) if label == "number" else columns[label])
         assert client.post("/v1/classify", json={"input": ["x", ""]}).status_code == 400
         assert client.post("/v1/classify", json={"input": [1]}).status_code == 400
+        assert client.get("/v1/models").json()["data"][0]["endpoints"] == ["/v1/classify", "/v1/embeddings"]
+        for path in ("/v1/chat/completions", "/v1/completions", "/api/chat"):
+            refused = client.post(path, json={})
+            assert refused.status_code == 404 and "/v1/classify or /v1/embeddings" in refused.text
 
 
 def test_a_model_that_writes_text_classifies_none(client: TestClient) -> None:
-    assert client.post("/v1/classify", json={"input": "x"}).status_code == 404
+    refused = client.post("/v1/classify", json={"input": "x"})
+    assert refused.status_code == 404 and "/v1/chat/completions" in refused.text
 
 
 def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:
