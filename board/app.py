@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,24 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from board.form import form
-from board.history import MOST_STEPS
-from board.places import DATA_SUFFIXES, Outside, inside, json_bytes
+from board.reader import DATA_SUFFIXES, MOST_STEPS, Outside, inside
 from board.runs import size_of
 from board.service import Board
-from board.streams import overview_events, run_events
+from board.streams import json_bytes, overview_events, run_events
 from language import join, say, speak_here, spoken
 from settings.errors import UserError, reason_of
 from units import format_size
-from web.bodies import read_object
+from web.bodies import content_length, read_object
 from web.guard import Guard
 
 STATIC = Path(__file__).resolve().parent / "static"
 PAGES = ("/", "/run/{name}", "/new", "/plan", "/chat")
 DISK_SPARE = 2**28
 LONGEST_QUESTION = 20_000  # letters
+REFUSALS: dict[type[Exception], int] = {OSError: 409, Outside: 404, UserError: 422, ValueError: 400}
 
 
-class Told(JSONResponse):
+class Json(JSONResponse):
     """An answer in JSON, also where a file that was read holds what is no text."""
 
     def render(self, content: Any) -> bytes:
@@ -69,23 +69,25 @@ def make_app(board: Board, token: str = "", hosts: Iterable[str] = ()) -> Starle
         is_opened = request.method == "GET" and "text/html" in request.headers.get("accept", "")
         if is_opened and not request.url.path.startswith(("/api/", "/static/")):
             return await page(request, 404)
-        return Told({"problems": [say("there is nothing at this address")]}, 404)
+        return Json({"problems": [say("there is nothing at this address")]}, 404)
 
     app = Starlette(
         routes=[*(Route(path, page) for path in PAGES), *_api(board), Mount("/static", StaticFiles(directory=STATIC))],
         middleware=[Middleware(Guard, token=token, hosts=tuple(hosts)), Middleware(GZipMiddleware, minimum_size=2000)],
-        exception_handlers={UserError: _refused, ValueError: _refused, OSError: _refused, 404: missing},
+        exception_handlers={404: missing, **{kind: _refusal(code) for kind, code in REFUSALS.items()}},
         lifespan=living,
     )
     app.router.redirect_slashes = False
     return app
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    if isinstance(error, OSError):
-        return Told({"problems": [error.strerror or say("cannot be read or written")]}, 409)
-    code = 404 if isinstance(error, Outside) else 422 if isinstance(error, UserError) else 400
-    return Told({"problems": getattr(error, "problems", [reason_of(error) or say("not understood")])}, code)
+def _refusal(code: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """What answers a request that has raised an error."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        return Json({"problems": getattr(error, "problems", [reason_of(error) or say("not understood")])}, code)
+
+    return refuse
 
 
 def _api(board: Board) -> list[Route]:
@@ -96,8 +98,9 @@ def _api(board: Board) -> list[Route]:
             speak_here("zh" if request.headers.get("accept-language", "").startswith("zh") else "en")
             body = [await read_object(request)] if method == "POST" else []
             content = await asyncio.to_thread(answer, board, request, *body)
-            content = await content if inspect.isawaitable(content) else content
-            return content if isinstance(content, Response) else Told(content)
+            if inspect.isawaitable(content):
+                content = await content
+            return content if isinstance(content, Response) else Json(content)
 
         return Route(path, endpoint, methods=[method])
 
@@ -146,11 +149,12 @@ def _events(events: AsyncIterator[bytes]) -> Response:
 
 def _run(board: Board, request: Request) -> Any:
     name = _known(board, request)
-    return {**board.details(name), "chart": board.compare([name])["runs"][name]}
+    chart = board.compare([name])["runs"][name]
+    return {**board.details(name, board.history(name)), "chart": chart}
 
 
 def _size(board: Board, request: Request) -> Any:
-    return {"bytes": size_of(board.places, _known(board, request))}
+    return {"bytes": size_of(board.folders, _known(board, request))}
 
 
 def _window(board: Board, request: Request) -> Any:
@@ -161,60 +165,60 @@ def _window(board: Board, request: Request) -> Any:
 
 
 def _wish(board: Board, request: Request, body: dict[str, Any]) -> Any:
-    name, word = _known(board, request), body.get("word")
-    if word == "resume":
-        more = body.get("max_steps")
-        board.resume(name, more if type(more) is int and more > 0 else None)
-    elif word == "withdraw":
-        board.launcher.withdraw(name)
-    elif word == "delete":
-        if problem := board.launcher.delete(name):
-            return Told({"problems": [problem]}, 409)
-    else:
-        board.launcher.wish(name, str(word))
+    name = _known(board, request)
+    word = body.get("word")
+    match word:
+        case "resume":
+            board.resume(name, **{key: str(value) for key, value in body.items() if key == "max_steps"})
+        case "withdraw":
+            board.launcher.withdraw(name)
+        case "delete":
+            problem = board.launcher.delete(name)
+            if problem:
+                return Json({"problems": [problem]}, 409)
+        case _:
+            board.launcher.wish(name, str(word))
     return {"done": word}
 
 
 def _plans(board: Board, request: Request) -> Any:
     """The plans of a model on all machines that have a name, and on this one."""
-    flags = {name: request.query_params.get(name, "") for name in ("model_preset", "memory_mode")}
-    modes = ("", "standard", "low", "ultra")
-    if flags["model_preset"] not in form(spoken())["models"] or flags["memory_mode"] not in modes:
+    model = request.query_params.get("model_preset", "")
+    mode = request.query_params.get("memory_mode") or "auto"
+    if model not in form(spoken())["models"] or mode not in ("auto", "standard", "low", "ultra"):
         raise Outside("no such model or mode")
-    given = {name: value for name, value in flags.items() if value}
-    return board.planner.plans_of(given, ["auto", *form(spoken())["machines"]])
+    flags = {"model_preset": model, "memory_mode": mode}
+    return board.planner.plans_of(flags, ["auto", *form(spoken())["machines"]])
 
 
 def _data(board: Board, request: Request) -> Any:
-    return {"files": board.places.data_files(), "folder": str(board.places.data_dir)}
+    return {"files": board.folders.data_files(), "folder": str(board.folders.data_dir)}
 
 
 async def _upload(board: Board, request: Request) -> Response:
     name = str(request.path_params["name"])
-    place = inside(board.places.data_dir, name)
-    if "/" in name or name.startswith(".") or place.suffix.lower() not in DATA_SUFFIXES:
+    path = inside(board.folders.data_dir, name)
+    if name.startswith(".") or path.suffix.lower() not in DATA_SUFFIXES:
         raise UserError(
             say("{file} is not a data file; allowed: {allowed}", file=name[:80], allowed=join(", ", DATA_SUFFIXES))
         )
-    if place.exists():
+    if path.exists():
         raise UserError(say("{file} already exists; rename the new file", file=name))
-    partial = place.with_name(f".upload-{secrets.token_hex(8)}")
-    announced = request.headers.get("content-length", "")
-    size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
-    _refuse_large(board, name, size)
-    taken = 0
+    partial = path.with_name(f".upload-{secrets.token_hex(8)}")
+    _refuse_large(board, name, content_length(request, otherwise=0))
+    size = 0
     try:
         with partial.open("xb") as file:
             async for chunk in request.stream():
-                taken += len(chunk)
-                _refuse_large(board, name, len(chunk))  # others may write as well
+                size += len(chunk)
+                _refuse_large(board, name, len(chunk))  # Others may write as well.
                 await asyncio.to_thread(file.write, chunk)
-        os.link(partial, place)  # unlike a rename, this never replaces a file that has come meanwhile
+        os.link(partial, path)  # Unlike a rename, this never replaces a file that has come meanwhile.
     except ClientDisconnect:
         return PlainTextResponse("left", 400)
     finally:
         partial.unlink(missing_ok=True)
-    return Told({"name": name, "bytes": taken})
+    return Json({"name": name, "bytes": size})
 
 
 def _refuse_large(board: Board, name: str, more: int) -> None:
@@ -235,7 +239,7 @@ def _talk(board: Board, request: Request, body: dict[str, Any]) -> Response:
     model = str(body.get("model", ""))
     question = str(body.get("text", ""))
     history = body.get("history", [])
-    board.places.model(model)
+    board.folders.model(model)
     if not question.strip():
         raise UserError(say("the message is empty"))
     if len(question) > LONGEST_QUESTION:

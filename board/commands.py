@@ -1,36 +1,51 @@
-"""`runs`: list runs in the terminal, or delete one."""
+"""`runs`: list runs in the terminal, or delete one.
+
+Where the table does not fit the terminal, columns go, the least needed first, then names are cut. Nothing is left out in silence: a line
+below the table says what, and where it can be seen.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from board.places import Outside, Places
+from board.reader import Folders, Outside, number_of
 from board.runs import delete_run, list_runs, size_of
-from board.table import lines_of
 from language import join, say
 from screen import visible
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
 from settings.program import program
+from terminal import aligned, folded, shortened, width
 from units import format_size
 
+ENDLESS = 10_000  # columns of a pipe or a file
+SHORTEST_NAME = 16
+LONGEST_REASON = 400  # characters; of a longer one, which may be all that a run has printed, the end
+# Said in the user's language.
+HEAD = ("run", "state", "progress", "loss", "evaluation", "peak / budget", "on disk", "started", "ends about")
+LEAST_NEEDED = ("started", "on disk", "peak / budget", "loss", "progress", "ends about")  # the first goes first
 
-def places_of(config: Config) -> Places:
+
+def folders_of(log_dir: str, output_dir: str, data_dir: str) -> Folders:
     """The folders that the settings name.
 
     Raises:
         UserError: one of them is a file.
     """
-    named = {"log_dir": config.run.log_dir, "output_dir": config.run.output_dir, "data_dir": config.board.data_dir}
+    named = {"log_dir": log_dir, "output_dir": output_dir, "data_dir": data_dir}
     problems = [
         say("--{flag} = {path}, is a file; give a folder", flag=flag, path=path)
         for flag, path in named.items()
         if Path(path).is_file()
     ]
     refuse(problems)
-    return Places(*(Path(folder).absolute() for folder in named.values()))
+    return Folders(*(Path(folder).absolute() for folder in named.values()))
 
 
 def runs(config: Config) -> None:
@@ -39,27 +54,27 @@ def runs(config: Config) -> None:
     Raises:
         UserError: there is no such run, it is alive, or nobody can be asked.
     """
-    places = places_of(config)
+    folders = folders_of(config.run.log_dir, config.run.output_dir, config.board.data_dir)
     if config.listing.delete is not None:
-        _delete(places, config.listing.delete, config.listing.yes)
+        _delete(folders, config.listing.delete, config.listing.yes)
         return
-    found = [{**run, "bytes": size_of(places, run["name"])} for run in list_runs(places)]
+    listed = [{**run, "bytes": size_of(folders, run["name"])} for run in list_runs(folders)]
     if config.plan.json:
-        print(json.dumps(found, ensure_ascii=False, indent=1))
-        return
-    if not found:
+        print(json.dumps(listed, ensure_ascii=False, indent=1))
+    elif listed:
+        columns = shutil.get_terminal_size((ENDLESS, 24)).columns
+        print("\n".join(visible(line) for line in lines_of(listed, columns)))
+    else:
         told = "no runs in {logs} and {models}; start one: {program} train"
         print(say(told, logs=config.run.log_dir, models=config.run.output_dir, program=program()))
-        return
-    for line in lines_of(found):
-        print(visible(line))
 
 
-def _delete(places: Places, name: str, is_sure: bool) -> None:
-    if name not in (names := places.names()):
+def _delete(folders: Folders, name: str, is_sure: bool) -> None:
+    names = folders.names()
+    if name not in names:
         known = join(", ", names[:20]) or say("none")
         raise UserError("--delete = {name}, is not a run; existing runs: {known}", name=name, known=known)
-    size = format_size(size_of(places, name))
+    size = format_size(size_of(folders, name))
     if not is_sure:
         if not sys.stdin.isatty():
             raise UserError(
@@ -74,9 +89,88 @@ def _delete(places: Places, name: str, is_sure: bool) -> None:
             print(say("nothing was deleted"))
             return
     try:
-        problem = delete_run(places, name)
+        problem = delete_run(folders, name)
     except (OSError, Outside) as error:
         problem = reason_of(error)
     if problem:
         raise UserError("--delete = {name}, was not deleted: {problem}", name=name, problem=problem)
     print(say("{run} deleted, {size} freed", run=visible(name), size=size))
+
+
+def lines_of(listed: Sequence[dict[str, Any]], columns: int, now: float | None = None) -> list[str]:
+    """The table of runs, and below it what those do that have not come to their first step, and why others have failed.
+
+    Args:
+        listed: as of `board.runs`, with `bytes`. columns: of the terminal. now: seconds since 1970; None: the clock.
+    """
+    cells = [_cells(run, now) for run in listed]
+    widths = {name: max([width(say(name)), *(width(row[name]) for row in cells)]) for name in HEAD}
+    names = list(HEAD)
+    for name in LEAST_NEEDED:
+        if _name_columns(names, widths, columns) >= min(widths["run"], SHORTEST_NAME):
+            break
+        names.remove(name)
+    longest_name = max(1, _name_columns(names, widths, columns))
+    rows: list[list[str]] = [[say(name) for name in names], *([row[name] for name in names] for row in cells)]
+    lines = [line.rstrip() for line in aligned([[shortened(row[0], longest_name), *row[1:]] for row in rows])]
+    below = [_preparation(run, now) for run in listed if run["state"] == "starting"]
+    for run in listed:
+        if run["state"] == "failed" and run["reason"]:
+            reason = " ".join(str(run["reason"]).split())
+            reason = reason if len(reason) <= LONGEST_REASON else f"... {reason[-LONGEST_REASON:]}"
+            below.append(say("{run} failed: {reason}", run=run["name"], reason=reason))
+    if len(names) < len(HEAD):
+        hidden = join(", ", [say(name) for name in HEAD if name not in names])
+        below.append(say("columns hidden: {columns}; use a wider terminal or --json=True", columns=hidden))
+    return [*lines, *(part for line in below for part in folded(line, columns, indent=2))]
+
+
+def _name_columns(names: Sequence[str], widths: dict[str, int], columns: int) -> int:
+    """The columns of the terminal that are left for the names of the runs."""
+    return columns - sum(widths[name] + 2 for name in names[1:])
+
+
+def _cells(run: dict[str, Any], now: float | None) -> dict[str, str]:
+    steps = f"{run['step']:,}"
+    return {
+        "run": run["name"],
+        "state": say("preparing") if run["state"] == "starting" else say(run["state"]),
+        "progress": f"{steps} / {run['max_steps']:,}" if run["max_steps"] else steps,
+        "loss": _shown(run["loss"], "{:.3f}".format),
+        "evaluation": _shown(run["eval_loss"], "{:.3f}".format),
+        "peak / budget": " / ".join(_shown(run[name], format_size) for name in ("peak_bytes", "budget_bytes")),
+        "on disk": format_size(run["bytes"]),
+        "started": _moment(run["started"], now),
+        "ends about": "" if run["ends"] is None else _moment(run["ends"], now),
+    }
+
+
+def _shown(value: Any, show: Callable[[Any], str]) -> str:
+    return "-" if value is None else show(value)
+
+
+def _preparation(run: dict[str, Any], now: float | None) -> str:
+    """Which process prepares a run, since when, and how far it is."""
+    values = {"run": run["name"], "number": run["process"] or "?", "time": _moment(run["started"], now)}
+    rows = number_of(run["doing"].get("rows"))
+    speed = number_of(run["doing"].get("rows_per_second"))
+    if rows is None or speed is None:
+        return say("{run}: process {number} has been preparing data since {time}", **values)
+    what = str(run["doing"].get("what", ""))
+    split = what.removeprefix("preparing ")
+    return say(
+        "{run}: process {number} has been preparing data since {time}; {what}: {rows} rows so far, {speed} per second",
+        what=say(what) if split == what else say("preparing {split}", split=split),
+        rows=f"{rows:,}",
+        speed=f"{speed:,.0f}",
+        **values,
+    )
+
+
+def _moment(seconds: float, now: float | None) -> str:
+    """A time of day with its date, without what is the same as today's."""
+    moment = time.localtime(seconds)
+    today = time.localtime(now)
+    if moment[:3] == today[:3]:
+        return time.strftime("%H:%M", moment)
+    return time.strftime("%m-%d %H:%M" if moment[0] == today[0] else "%Y-%m-%d %H:%M", moment)

@@ -10,17 +10,27 @@ from typing import Any
 
 from board.planning import words_of
 from language import translation
-from settings.declared import GROUPS, Config, flags_of, places
+from settings.declared import Config, flags_of, places
 from settings.fields import AUTO, allowed, read_settings_file, show
-from settings.precedence import PRESETS_DIR, model_presets, run_presets
+from settings.precedence import PRESETS_DIR, model_presets
 from settings.program import FILE, IS_INSTALLED, PACKAGE
 
-# those that decide most, in the order in which one asks; the words for them stand in the page's texts
+# Those that decide most, in the order in which one asks; the words for them stand in the page's texts.
 FIRST = (
-    "train_file", "is_finetune", "finetune_from", "model_preset", "lora_rank", "max_steps", "epochs",
-    "effective_batch_size", "max_seq_len", "learning_rate", "memory_budget", "run_name",
-)  # fmt: skip
-# the page decides these, or does not offer them: above all where is read and written
+    "train_file",
+    "is_finetune",
+    "finetune_from",
+    "model_preset",
+    "lora_rank",
+    "max_steps",
+    "epochs",
+    "effective_batch_size",
+    "max_seq_len",
+    "learning_rate",
+    "memory_budget",
+    "run_name",
+)
+# The page decides these, or does not offer them: above all where is read and written.
 OWN = frozenset((*places(), "shards_dir", "config", "overwrite", "is_keep_training"))
 
 
@@ -37,25 +47,25 @@ def form(language: str) -> dict[str, Any]:
             groups.setdefault(group, []).append(_field(name, member))
     return {
         "first": list(FIRST),
-        "groups": [
-            {"name": group, "about": (GROUPS[group].__doc__ or "").split("\n")[0], "fields": fields}  # type: ignore[union-attr]
-            for group, fields in groups.items()
-        ],
-        "models": list(model_presets()), "default_model": Config().model_preset, "presets": list(run_presets()),
+        "groups": [{"name": group, "fields": fields} for group, fields in groups.items()],
+        "models": list(model_presets()),
+        "default_model": Config().model_preset,
         "machines": list(read_settings_file(PRESETS_DIR / "machines.yaml")),
-    }  # fmt: skip
+    }
 
 
 def _field(name: str, member: dataclasses.Field[Any]) -> dict[str, Any]:
     facts = member.metadata
-    kind = facts["kind"] if isinstance(facts["kind"], str) else facts["kind"].__name__
     return {
-        "name": name, "help": facts["help"], "help_zh": translation(facts["help"], "zh"), "kind": kind, "unit": facts["unit"],
+        "name": name,
+        "help": facts["help"],
+        "help_zh": translation(facts["help"], "zh"),
+        "kind": getattr(facts["kind"], "__name__", facts["kind"]),
+        "unit": facts["unit"],
         "default": None if member.default is None else show(member, member.default),
         "choices": [choice for choice in facts["choices"] if choice != AUTO],
-        "auto": facts["auto"], "optional": facts["optional"], "allowed": allowed(facts),
-        "low": facts["low"], "high": facts["high"],
-    }  # fmt: skip
+        "allowed": allowed(facts),
+    }
 
 
 def command_line(command: str, flags: Mapping[str, str]) -> str:

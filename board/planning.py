@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,19 @@ from settings.program import start_command
 from units import MIB
 
 PROGRAM = tuple(start_command())
-SECONDS = 60.0  # longest for one plan
-KEPT, FRESH_SECONDS = 256, 5.0
+PLAN_SECONDS = 60.0
+PLANS_AT_ONCE = 2
+KEPT_PLANS = 256
+FRESH_SECONDS = 5.0
+TARGET_FRESH_SECONDS = 3600.0  # What is told of a named machine stays true.
 Flags = Mapping[str, str]
+# What the page shows of a plan for another machine.
+TARGET_KEYS = ("choice", "peak_bytes", "budget_bytes", "components", "seconds")
 
 
 @dataclass
 class Planner:
-    """Plans in child processes, two at a time, and remembers the answers for a moment.
+    """Plans in child processes and remembers the answers for a moment.
 
     Args:
         folder: where relative paths of the flags begin.
@@ -40,8 +45,8 @@ class Planner:
 
     folder: Path
     program: tuple[str, ...] = PROGRAM
-    _seats: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
-    _known: OrderedDict[tuple[str, ...], tuple[float, dict[str, Any]]] = field(default_factory=OrderedDict)
+    _seats: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLANS_AT_ONCE))
+    _known: OrderedDict[tuple[str, ...], tuple[float, Any]] = field(default_factory=OrderedDict)
 
     async def plan(self, flags: Flags, reserved_bytes: int = 0, fresh_seconds: float = FRESH_SECONDS) -> dict[str, Any]:
         """Plan a run beside others.
@@ -53,51 +58,55 @@ class Planner:
             `problems` and `exit_code`.
         """
         words = [*plan_words(flags), f"--language={spoken()}"]
-        found = await self._ask(words, fresh_seconds)
-        if "plan" not in found or reserved_bytes <= 0:
-            return {**found, "fits_now": "plan" in found, "reserved_bytes": 0}
-        # of memory of its own the others still take an unknown part: once they have, it is measured
-        if found["machine"]["has_own_memory"]:
-            return {**found, "fits_now": False, "reserved_bytes": reserved_bytes, "available_bytes": 0}
-        available = int(found["machine"]["available_bytes"]) - reserved_bytes
-        if int(found["plan"]["budget_bytes"]) > available:
+        alone = await self._ask(words, fresh_seconds)
+        if "plan" not in alone or not reserved_bytes:
+            return {**alone, "fits_now": "plan" in alone, "reserved_bytes": 0}
+        available = int(alone["machine"]["available_bytes"]) - reserved_bytes
+        if alone["machine"]["has_own_memory"]:  # Which part of it the others still take is not known before they have.
+            available = 0
+        beside = alone
+        if int(alone["plan"]["budget_bytes"]) > available:
             words = [word for word in words if not word.startswith("--memory_budget=")]
             beside = await self._ask([*words, f"--memory_budget={max(1, available // MIB)}M"], fresh_seconds)
-            if "plan" not in beside:
-                return {**found, "fits_now": False, "reserved_bytes": reserved_bytes, "available_bytes": available}
-            found = beside
-        return {**found, "fits_now": True, "reserved_bytes": reserved_bytes, "available_bytes": available}
+        fits = "plan" in beside and available > 0
+        return {
+            **(beside if fits else alone),
+            "fits_now": fits,
+            "reserved_bytes": reserved_bytes,
+            "available_bytes": available,
+        }
 
     async def plans_of(self, flags: Flags, targets: list[str]) -> dict[str, Any]:
-        """Plans of a model on several machines, by machine; what is told of named ones stays true for an hour."""
+        """Plans of a model on several machines, by machine."""
         words = [*words_of(flags), f"--target={','.join(targets)}", f"--language={spoken()}"]
-        found = await self._ask(words, fresh_seconds=3600.0)
-        kept = ("choice", "peak_bytes", "budget_bytes", "components", "seconds")
-        told: dict[str, Any] = {}
-        for target, one in zip(targets, found.get("list", [found] * len(targets)), strict=True):
-            told[target] = {"plan": {name: one["plan"][name] for name in kept}} if "plan" in one else one
-        return told
+        answer = await self._ask(words, TARGET_FRESH_SECONDS)
+        plans = answer if isinstance(answer, list) else [answer] * len(targets)  # One refusal is of all.
+        return {target: _of_target(plan) for target, plan in zip(targets, plans, strict=True)}
 
-    async def _ask(self, words: list[str], fresh_seconds: float) -> dict[str, Any]:
+    async def _ask(self, words: list[str], fresh_seconds: float) -> Any:
+        """What `plan --json` says: a table, or a list of them; or `problems` and `exit_code`."""
         key = tuple(words)
-        if key in self._known and time.monotonic() - self._known[key][0] <= fresh_seconds:
-            return self._known[key][1]
+        asked, answer = self._known.get(key, (-math.inf, None))
+        if time.monotonic() - asked <= fresh_seconds:
+            return answer
         async with self._seats:
-            answer = await self._child(words)
+            argv = [*self.program, "plan", "--json=True", *words]
+            done = await childproc.run_async(argv, PLAN_SECONDS, cwd=self.folder)
+        if done.returncode == 0:
+            answer = json.loads(done.stdout)
+        else:
+            lines = [line.strip() for line in done.stderr.strip().splitlines()]
+            answer = {"problems": lines[1:] or lines, "exit_code": done.returncode}
         self._known[key] = (time.monotonic(), answer)
-        while len(self._known) > KEPT:
+        while len(self._known) > KEPT_PLANS:
             self._known.popitem(last=False)
         return answer
 
-    async def _child(self, words: list[str]) -> dict[str, Any]:
-        argv = [*self.program, "plan", "--json=True", *words]
-        done = await childproc.run_async(argv, SECONDS, cwd=self.folder)
-        if done.returncode == 0:
-            with suppress(ValueError):
-                answer = json.loads(done.stdout)
-                return {"list": answer} if isinstance(answer, list) else dict(answer)
-        lines = done.stderr.strip().splitlines()
-        return {"problems": [line.strip() for line in lines[1:]] or lines, "exit_code": done.returncode}
+
+def _of_target(plan: dict[str, Any]) -> dict[str, Any]:
+    if "plan" not in plan:
+        return plan
+    return {"plan": {name: plan["plan"][name] for name in TARGET_KEYS}}
 
 
 def plan_words(flags: Flags) -> list[str]:
@@ -124,6 +133,6 @@ def still_to_take(runs: Iterable[Mapping[str, Any]]) -> int:
     total = 0
     for run in runs:
         if run["state"] in ALIVE:
-            peak = max(int(run.get("planned_peak_bytes") or 0), int(run.get("peak_bytes") or 0))
-            total += max(0, peak - int(run.get("memory_bytes") or 0))
+            planned, peak, memory = (run[name] or 0 for name in ("planned_peak_bytes", "peak_bytes", "memory_bytes"))
+            total += max(0, planned - memory, peak - memory)
     return total

@@ -16,239 +16,274 @@ A sign of life that lies ahead by more than 30 s counts as an old one: the clock
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from board.history import deciding_metric, is_better
-from board.places import Places
+from board.reader import ODD, Folders, number_of
 from language import say
-from run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, OWNER_FILE, RUN_FILE, EventReader, read_record
+from run_files import (
+    HEARTBEAT_FILE,
+    LAUNCH_FILE,
+    LESS_IS_BETTER,
+    METRICS_FILE,
+    OWNER_FILE,
+    RUN_FILE,
+    EventReader,
+    read_record,
+)
 from storage import folder_bytes, remove
 
 SILENT_SECONDS = 30.0
 CLOCK_SLACK_SECONDS = 120.0  # by which a clock may be set between a process's beginning and its word
-HEAD_BYTES, TAIL_BYTES = 2**16, 2**15
+HEAD_BYTES = 2**16
+TAIL_BYTES = 2**15
+CONSOLE_FILE = "console.log"
+CONSOLE_BYTES = 3000
 ALIVE = ("starting", "running", "paused")
-HEARING = ("starting", "running")  # where a wish is heard soon
-TIMED_STEPS = 60
-ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # of processes whose parents have not asked how they ended
+RESPONSIVE = ("starting", "running")  # A request is heard soon.
+# Of processes whose parents have not asked how they ended.
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+NUMBERS = ("budget_bytes", "max_steps", "memory_bytes", "peak_bytes", "planned_peak_bytes", "seconds_left", "step")
+KIND_OF_FINETUNING = {"true": "finetune", "false": "pretrain"}
+Record = dict[str, Any]
 
 
-def list_runs(places: Places, now: float | None = None) -> list[dict[str, Any]]:
+def list_runs(folders: Folders, now: float | None = None) -> list[Record]:
     """How each run stands, the newest first."""
-    runs = [run_facts(places, name, now) for name in places.names()]
+    runs = [run_facts(folders, name, now) for name in folders.names()]
     return sorted(runs, key=lambda run: (run["state"] not in (*ALIVE, "waiting"), -run["started"]))
 
 
-def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, Any]:
+def run_facts(folders: Folders, name: str, now: float | None = None) -> Record:
     """How one run stands.
 
     Args:
         now: seconds since 1970; the clock unless a test says otherwise.
     """
-    folder, saved, now = places.log_dir / name, places.output_dir / name, time.time() if now is None else now
-    beat, launch = read_record(folder / HEARTBEAT_FILE), read_record(folder / LAUNCH_FILE)
+    now = time.time() if now is None else now
+    logs = folders.log_dir / name
+    saved = folders.output_dir / name
+    beat = read_record(logs / HEARTBEAT_FILE)
+    launch = read_record(logs / LAUNCH_FILE)
     record = read_record(saved / RUN_FILE)
     try:
-        latest, steps, evaluations = _told(folder / METRICS_FILE)
-        facts = _facts(folder, saved, now, beat, launch, record, latest, steps)
-        return {**facts, **_best(saved, latest, evaluations)}
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):  # somebody else has written them
-        known = _facts(folder, saved, now, {}, {}, {}, {}, [])
-        told = {"state": "failed", "reason": say("the files of this run are damaged")}
-        return {**known, **told, "metric": "loss", "best_score": None, "best_step": None}
+        return _facts(logs, saved, now, beat, launch, record, _events(logs / METRICS_FILE))
+    except ODD:  # Somebody else has written them.
+        damaged = _facts(logs, saved, now, {}, {}, {}, [])
+        return damaged | {"state": "failed", "reason": say("the files of this run are damaged")}
 
 
-def _told(path: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """The last event of each kind at a file's end, `start` and `plan` also at its beginning; the last steps and evaluations."""
-    latest, steps, evaluations = dict[str, dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+def _events(path: Path) -> list[Record]:
+    """The beginning of a file of metrics, of which `start` and `plan` count, and its end."""
     try:
-        for event in EventReader(path).events(HEAD_BYTES):
-            if event["event"] in ("start", "plan"):
-                latest[event["event"]] = event
-        for event in EventReader(path, max(0, path.stat().st_size - TAIL_BYTES)).events():
-            latest[event["event"]] = event
-            if event["event"] == "start":
-                for ending in ("end", "failed"):  # of the part before: the run goes on
-                    latest.pop(ending, None)
-            if event["event"] == "step":
-                steps.append(event)
-            if event["event"] == "eval":
-                evaluations.append(event)
+        head = [event for event in EventReader(path).events(HEAD_BYTES) if event["event"] in ("start", "plan")]
+        tail = EventReader(path, max(0, path.stat().st_size - TAIL_BYTES)).events()
+        return [*head, *tail]
     except OSError:
-        pass
-    return latest, steps, evaluations
-
-
-def _best(saved: Path, latest: dict[str, dict[str, Any]], evaluations: list[dict[str, Any]]) -> dict[str, Any]:
-    """The best evaluation by the metric that decides: the one of the last checkpoint, or a later one."""
-    metric = deciding_metric(latest.get("start", {}).get("settings") or {})
-    kept = read_record(saved / "checkpoints" / "latest" / "state" / "training.json").get("best_metric")
-    found: tuple[Any, Any] = (None, None)
-    if isinstance(kept, dict) and kept.get("metric") == metric:
-        found = kept.get("value"), kept.get("step")
-    for event in [latest.get("end", {}).get("best_evaluation") or {}, *evaluations]:
-        if is_better(metric, event.get(metric), found[0]):
-            found = event[metric], event.get("step")
-    return {"metric": metric, "best_score": found[0], "best_step": found[1]}
+        return []
 
 
 def _facts(
-    folder: Path, saved: Path, now: float, beat: dict[str, Any], launch: dict[str, Any], record: dict[str, Any],
-    latest: dict[str, dict[str, Any]], steps: list[dict[str, Any]],
-) -> dict[str, Any]:  # fmt: skip
-    """The same, of what its files say: sign of life, launch, record, and events."""
-    flags = launch.get("flags")
-    asked = dict(flags, is_finetune=str(flags.get("is_finetune")).lower() == "true") if isinstance(flags, dict) else {}
-    settings = latest.get("start", {}).get("settings") or {k: v for k, v in asked.items() if isinstance(v, (str, bool))}
-    plan, end, last, failed = (latest.get(kind, {}) for kind in ("plan", "end", "step", "failed"))
-    state, reason = _state(folder, beat, launch, bool(end), now)
-    if failed and not beat and state == "stopped":
-        state, reason = "failed", str(failed["reason"])
-    kind = record.get("kind") or beat.get("kind") or ("finetune" if settings.get("is_finetune") else "pretrain")
-    data = settings.get("train_file") or beat.get("data")
-    objectives = (record.get("objective"), settings.get("objective"), beat.get("objective"))
-    most = beat.get("max_steps") or settings.get("max_steps")
-    losses = [event["loss"] for event in steps if isinstance(event.get("loss"), (int, float))]
-    left = beat.get("seconds_left") if state == "running" else None
-    timed = [event for event in steps[-TIMED_STEPS:] if event.get("tokens") and event.get("seconds")]
+    logs: Path, saved: Path, now: float, beat: Record, launch: Record, record: Record, events: list[Record]
+) -> Record:
+    """How a run stands by its sign of life, its launch, its record and its events; raises one of ODD for what no run writes."""
+    latest: defaultdict[str, Record] = defaultdict(dict)
+    for event in events:
+        if event["event"] == "start":  # The run goes on behind the end of the part before.
+            latest.pop("end", None)
+            latest.pop("failed", None)
+        latest[event["event"]] = event
+    state, reason = _state(logs, beat, launch, latest, now)
+    is_alive = state in ALIVE
+    plan = latest["plan"]
+    end = latest["end"]
+    settings = latest["start"].get("settings", {})
+    # The later ones are surer.
+    known = _merged(
+        _identity(launch.get("flags", {})),
+        {"planned_peak_bytes": launch.get("planned_peak_bytes"), "process": launch.get("process")},
+        _identity(settings),
+        {"planned_peak_bytes": plan.get("peak_bytes"), "budget_bytes": plan.get("budget_bytes")},
+        {"peak_bytes": latest["memory"].get("peak_bytes")},
+        {"step": end.get("step")},
+        beat,
+        {"step": latest["step"].get("step", 0)},
+        {"kind": record.get("kind"), "objective": record.get("objective")},
+        {"peak_bytes": end.get("measured_peak_bytes")},
+        {"memory_bytes": beat.get("anon_bytes") if is_alive else None},
+    )
+    numbers = {name: number_of(known.get(name)) for name in NUMBERS}
+    seconds_left = numbers["seconds_left"] if state == "running" else None
+    losses = [number_of(event.get("loss")) for event in events if event["event"] == "step"]
+    evaluations = [event for event in events if event["event"] == "eval"]
     return {
-        "name": folder.name, "state": state, "reason": reason,
-        "kind": kind, "learns": _learns(kind, [str(told) for told in objectives if told], bool(data)),
-        "model": settings.get("model_preset") or beat.get("model"),
-        "data": data,
-        "started": _started(launch, record, beat, folder), "ended": end.get("time") or beat.get("time"),
-        "step": last.get("step") or end.get("step") or 0,
-        "max_steps": int(most) if isinstance(most, (int, float)) else None,
-        "loss": losses[-1] if losses else None,
-        "loss_is_number": not last or isinstance(last.get("loss"), (int, float)),
-        "eval_loss": latest.get("eval", {}).get("loss"), "best_eval_loss": end.get("best_eval_loss"),
-        "learning_rate": last.get("learning_rate"),
-        "tokens_per_second": sum(e["tokens"] for e in timed) / sum(e["seconds"] for e in timed) if timed else None,
-        "phase": beat.get("phase") if state in ALIVE else None,
-        "doing": beat.get("doing") if state == "starting" and isinstance(beat.get("doing"), dict) else {},
-        "process": beat.get("process") or launch.get("process") if state in ALIVE else None,
-        "memory_bytes": beat.get("anon_bytes") if state in ALIVE else None,
-        "peak_bytes": end.get("measured_peak_bytes") or beat.get("peak_bytes") or latest.get("memory", {}).get("peak_bytes"),
-        "budget_bytes": end.get("budget_bytes") or plan.get("budget_bytes") or beat.get("budget_bytes"),
-        "planned_peak_bytes": plan.get("peak_bytes") or launch.get("planned_peak_bytes"),
-        "seconds_left": left, "ends": None if left is None else beat["time"] + left,
+        **numbers,
+        "name": logs.name,
+        "state": state,
+        "reason": reason,
+        "kind": known.get("kind", "pretrain"),
+        "learns": _learns(known),
+        "model": known.get("model"),
+        "data": known.get("data"),
+        "started": _started(beat, launch, record, events),
+        "ended": end.get("time", beat.get("time")),
+        "loss": next((loss for loss in reversed(losses) if loss is not None), None),
+        "loss_is_number": losses[-1:] != [None],
+        "eval_loss": number_of(latest["eval"].get("loss")),
+        "tokens_per_second": number_of(latest["step"].get("tokens_per_second")),
+        "phase": known.get("phase") if is_alive else None,
+        "doing": dict(known.get("doing", {})) if state == "starting" else {},
+        "process": known.get("process") if is_alive else None,
+        "seconds_left": seconds_left,
+        "ends": None if seconds_left is None else beat["time"] + seconds_left,
         "has_checkpoint": (saved / "checkpoints").is_dir(),
-        "hears": state in HEARING and (beat.get("started") or 0.0) >= (launch.get("asked") or 0.0),
-    }  # fmt: skip
+        "hears": state in RESPONSIVE and not _is_asked_anew(beat, launch),
+        **_best(saved, deciding_metric(settings), [end.get("best_evaluation", {}), *evaluations]),
+    }
 
 
-def _learns(kind: str, objectives: list[str], has_data: bool) -> str:
-    """What a run learns: text, answers, preferences, or empty as long as its rows have not been looked at.
-
-    Args:
-        objectives: as far as they are known, the surest first. has_data: whether it learns from other than the sample.
-    """
-    if kind != "pretrain":
-        return "preferences" if kind == "dpo" else "answers"
-    known = next((one for one in objectives if one != "auto"), "" if has_data else "span")
-    return {"pairs": "answers", "": ""}.get(known, "text")
+def _merged(*records: Mapping[str, Any]) -> Record:
+    """One record of several, where each stands over those before with what it knows."""
+    return {name: value for record in records for name, value in record.items() if value not in (None, "", "auto")}
 
 
-def _started(launch: dict[str, Any], record: dict[str, Any], beat: dict[str, Any], folder: Path) -> float:
-    told = [record.get("resumed"), record.get("started"), launch.get("asked"), beat.get("started")]
-    times = [float(moment) for moment in told if isinstance(moment, (int, float))]
-    if times:
-        return max(times)
-    try:
-        return (folder / METRICS_FILE).stat().st_mtime
-    except OSError:
-        return 0.0
+def _identity(settings: Mapping[str, Any]) -> Record:
+    """What a run trains and on what, by the names that signs of life have for it."""
+    return {
+        "kind": KIND_OF_FINETUNING.get(str(settings.get("is_finetune")).lower()),
+        "model": settings.get("model_preset"),
+        "data": settings.get("train_file"),
+        "objective": settings.get("objective"),
+        "max_steps": settings.get("max_steps"),
+    }
 
 
-def _state(folder: Path, beat: dict[str, Any], launch: dict[str, Any], has_ended: bool, now: float) -> tuple[str, str]:
+def _learns(known: Record) -> str:
+    """What a run learns: text, answers, preferences, or empty as long as its rows have not been looked at."""
+    if known.get("kind", "pretrain") != "pretrain":
+        return "preferences" if known["kind"] == "dpo" else "answers"
+    objective = known.get("objective", "" if "data" in known else "span")  # The sample is text.
+    return {"pairs": "answers", "": ""}.get(objective, "text")
+
+
+def _started(beat: Record, launch: Record, record: Record, events: list[Record]) -> float:
+    times = [record.get("resumed"), record.get("started"), launch.get("asked"), beat.get("started")]
+    times += [event.get("time") for event in events[:1]]
+    return max((moment for moment in map(number_of, times) if moment is not None), default=0.0)
+
+
+def _is_asked_anew(beat: Record, launch: Record) -> bool:
+    """Whether a run was asked for after what its sign of life says."""
+    return bool(launch) and launch.get("asked", 0.0) > beat.get("started", 0.0)
+
+
+def _state(logs: Path, beat: Record, launch: Record, latest: defaultdict[str, Record], now: float) -> tuple[str, str]:
     """The state of a run, and why it is so."""
-    # newer than what the run's own files say
-    if launch and (launch.get("asked") or 0.0) > (beat.get("started") or 0.0):
-        if launch.get("process") is None:
-            reason = str(launch.get("refused") or launch.get("why") or "")
-            return "failed" if launch.get("refused") else "waiting", reason
-        if launch.get("exit_code") is None and _lives_here(launch):
-            return "starting", ""
-        if launch.get("exit_code") == 0:
-            return "done", ""
-        return "stopped" if launch.get("exit_code") == 130 else "failed", console_tail(folder)
+    if _is_asked_anew(beat, launch):
+        return _launched_state(logs, launch)
     if not beat:
-        return "done" if has_ended else "stopped", ""
-    state, reason = str(beat.get("state")), str(beat.get("reason") or "")
-    if state in ALIVE and abs(now - float(beat.get("time") or 0.0)) > SILENT_SECONDS:
-        return "paused" if _lives_here(beat) else "died", ""
-    if state in ALIVE and _is_zombie(beat):
-        return "died", ""
-    return state, reason
+        if latest["failed"]:
+            return "failed", str(latest["failed"]["reason"])
+        return "done" if latest["end"] else "stopped", ""
+    state = str(beat["state"])
+    if state in ALIVE:
+        process = process_state(beat)
+        if abs(now - beat["time"]) > SILENT_SECONDS:
+            return "paused" if process == "alive" else "died", ""
+        if process == "ended":
+            return "died", ""
+    return state, str(beat.get("reason", ""))
 
 
-def _is_zombie(record: dict[str, Any]) -> bool:
-    """Whether the process of a record is known to have ended: it waits for its parent, so that its number is not another's."""
-    number = record.get("process")
-    if record.get("host") != platform.node() or type(number) is not int or number <= 0:
-        return False
-    try:
-        return bool(psutil.Process(number).status() in ENDED)
-    except (psutil.Error, OverflowError):
-        return False
+def _launched_state(logs: Path, launch: Record) -> tuple[str, str]:
+    """The state of a run of which nothing but the launch is known."""
+    if launch.get("process") is None:
+        if launch.get("refused"):
+            return "failed", str(launch["refused"])
+        return "waiting", str(launch.get("why", ""))
+    match launch.get("exit_code"):
+        case None if process_state(launch) == "alive":
+            return "starting", ""
+        case 0:
+            return "done", ""
+        case 130:
+            return "stopped", end_of_file(logs / CONSOLE_FILE, CONSOLE_BYTES)
+    return "failed", end_of_file(logs / CONSOLE_FILE, CONSOLE_BYTES)
 
 
-def _lives_here(record: dict[str, Any]) -> bool:
-    """Whether the process of a record still is: on this machine, and no younger than its last word."""
-    number, last_word = record.get("process"), record.get("time") or record.get("begun") or record.get("started")
-    if record.get("host") != platform.node() or type(number) is not int or number <= 0:
-        return False
-    return is_alive(number, last_word if isinstance(last_word, (int, float)) else time.time())
+def process_state(record: Record) -> str:
+    """Whether the process that has written a record is `alive`, has `ended` (a zombie), or is `gone`, which is all that is known of other machines.
 
-
-def is_alive(number: int, moment: float) -> bool:
-    """Whether a process of Python has this number that was there at a moment, in seconds since 1970.
-
-    One that began later has taken the number of another, as after a restart of the machine.
+    A process that began after the record was written has taken the number of another, as after a restart of the machine.
     """
+    number = record.get("process")
+    if record.get("host") != platform.node() or type(number) is not int:
+        return "gone"
     try:
         process = psutil.Process(number)
-        is_ours = process.status() not in ENDED and "python" in " ".join(process.cmdline())
-        return is_ours and process.create_time() <= moment + CLOCK_SLACK_SECONDS
-    except psutil.AccessDenied:  # somebody else's, which may be a run
-        return True
-    except (psutil.Error, OverflowError):
-        return False
+        if process.status() in ENDED:
+            return "ended"
+        written: Any = record.get("time", record.get("begun", record.get("started", math.inf)))
+        is_older = process.create_time() <= written + CLOCK_SLACK_SECONDS
+        return "alive" if is_older and "python" in " ".join(process.cmdline()) else "gone"
+    except psutil.AccessDenied:  # Somebody else's, which may be a run.
+        return "alive"
+    except (psutil.Error, OverflowError, TypeError, ValueError):
+        return "gone"
 
 
-def console_tail(folder: Path, most: int = 3000) -> str:
-    """The last of what a run printed: why it was refused."""
+def deciding_metric(settings: Mapping[str, Any]) -> str:
+    """The number of an evaluation by which a run chooses its best checkpoint."""
+    return str(settings.get("metric_for_best") or "loss")
+
+
+def _best(saved: Path, metric: str, evaluations: list[Record]) -> Record:
+    """The best evaluation by the metric that decides: the one of the last checkpoint, or a later one."""
+    kept = read_record(saved / "checkpoints" / "latest" / "state" / "training.json").get("best_metric") or {}
+    scores = [(number_of(kept.get("value")), kept.get("step"))] if kept.get("metric") == metric else []
+    scores += [(number_of(event.get(metric)), event.get("step")) for event in evaluations]
+    sign = 1 if metric.rpartition("/")[2] in LESS_IS_BETTER else -1
+    numbers = [(sign * score, score, step) for score, step in scores if score is not None]
+    _, score, step = min(numbers, key=lambda one: one[0], default=(0, None, None))
+    return {"metric": metric, "best_score": score, "best_step": step}
+
+
+def end_of_file(path: Path, most_bytes: int) -> str:
+    """The last whole lines of a text that somebody may be writing; empty where there is none."""
     try:
-        with (folder / "console.log").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
-            return file.read().decode("utf8", "replace").strip()
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - most_bytes)
+            file.seek(start)
+            text = file.read().decode("utf8", "replace")
     except OSError:
         return ""
+    return (text.partition("\n")[2] if start else text).strip()
 
 
-def size_of(places: Places, name: str) -> int:
+def size_of(folders: Folders, name: str) -> int:
     """What a run takes on the disk in bytes, model and checkpoints and logs."""
-    return folder_bytes(places.log_dir / name) + folder_bytes(places.output_dir / name)
+    return folder_bytes(folders.log_dir / name) + folder_bytes(folders.output_dir / name)
 
 
-def delete_run(places: Places, name: str) -> str:
+def delete_run(folders: Folders, name: str) -> str:
     """Remove a run with its model, checkpoints and metrics.
 
     Returns:
         why that may not be, empty if it was done.
     """
-    state = run_facts(places, name)["state"]
-    if state in ALIVE:
+    if run_facts(folders, name)["state"] in ALIVE:
         return say("{run} is still active; stop it first", run=name)
-    logs, saved = places.both(name)
+    logs, saved = folders.both(name)
     owner = read_record(saved / OWNER_FILE)
-    if _lives_here(owner):  # its logs may lie elsewhere
+    if process_state(owner) == "alive":  # Its logs may lie elsewhere.
         return say("process {number} trains {run}; stop it first", number=owner["process"], run=name)
     for folder in (logs, saved):
         remove(folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from board.app import make_app
-from board.commands import places_of
+from board.commands import folders_of
 from board.service import Board
 from language import say
 from settings.declared import Config
@@ -23,10 +23,11 @@ def serve(config: Config) -> None:
     Raises:
         UserError: the address cannot be listened at, or would let others in without a token; a folder is a file.
     """
-    settings, places = config.board, places_of(config)
+    settings = config.board
+    folders = folders_of(config.run.log_dir, config.run.output_dir, settings.data_dir)
     token = token_of(settings.token, settings.host)
     listener = listen(settings.host, PORT if settings.port == AUTO else int(settings.port))
-    app = make_app(Board(places, Path.cwd()), token, own_names(settings.host))
-    where = address_of(settings.host, listener) + "/" + (f"?token={quote(token, safe='')}" if token else "")
-    print(say("the page is at {where}  (Ctrl-C stops the page; runs continue)", where=where), flush=True)
+    app = make_app(Board(folders, Path.cwd()), token, own_names(settings.host))
+    address = address_of(settings.host, listener) + "/" + (f"?token={quote(token, safe='')}" if token else "")
+    print(say("the page is at {where}  (Ctrl-C stops the page; runs continue)", where=address), flush=True)
     server_of(app, LEAVE_SECONDS).run(sockets=[listener])

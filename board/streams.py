@@ -7,14 +7,26 @@ Source: WHATWG HTML, section 9.2, server-sent events.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from board.history import History
-from board.places import json_bytes
+from board.reader import History
 from board.service import READ_BYTES, Board
+from language import localized
 
 TICK_SECONDS, LIST_SECONDS, QUIET_TICKS = 1.0, 2.0, 15
+
+
+def json_bytes(content: object, allow_nan: bool = True) -> bytes:
+    """Content as JSON, messages in the user's language, whatever is in its texts: half of a surrogate pair, as of names that are not UTF-8, as an escape.
+
+    Raises:
+        ValueError: it holds numbers that JSON has not, and `allow_nan` is not set.
+    """
+    text = json.dumps(localized(content), ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
+    return text.encode("utf8", "backslashreplace")
 
 
 def event(name: str, content: object) -> bytes:
@@ -23,35 +35,33 @@ def event(name: str, content: object) -> bytes:
 
 
 async def overview_events(board: Board, seconds: float = LIST_SECONDS) -> AsyncIterator[bytes]:
-    """The list of runs, whenever it has changed."""
-    last, quiet = b"", 0
-    while True:
-        now = event("overview", await asyncio.to_thread(board.overview))
-        quiet += 1
-        if now != last or quiet >= QUIET_TICKS:
-            last, quiet = now, 0
-            yield now
+    """The list of runs, whenever it has changed, and now and then where it has not."""
+    last = b""
+    for tick in itertools.count():
+        overview = event("overview", await asyncio.to_thread(board.overview))
+        if overview != last or tick % QUIET_TICKS == 0:
+            last = overview
+            yield overview
         await asyncio.sleep(seconds)
 
 
 async def run_events(board: Board, name: str, seconds: float = TICK_SECONDS) -> AsyncIterator[bytes]:
     """Facts and charts of one run, whenever they have changed. A long file comes in pieces, each drawn at once."""
-    history, chart, last, quiet = board.history(name), Chart(), b"", 0
-    while True:
+    history = board.history(name)
+    chart = Chart()
+    last = b""
+    for tick in itertools.count():
         read = await asyncio.to_thread(history.refresh, READ_BYTES)
-        if change := await asyncio.to_thread(chart.change, history):
+        change = await asyncio.to_thread(chart.change, history)
+        if change:
             yield event("chart", change)
         if not board.is_known(name):
             yield event("gone", name)
             return
         facts = event("facts", await asyncio.to_thread(board.details, name, history))
-        if facts != last:
+        if facts != last or tick % QUIET_TICKS == 0:
+            last = facts
             yield facts
-        quiet = 0 if change or facts != last else quiet + 1
-        last = facts
-        if quiet >= QUIET_TICKS:
-            quiet = 0
-            yield b": alive\n\n"
         await asyncio.sleep(0.0 if read >= READ_BYTES else seconds)
 
 
@@ -59,15 +69,20 @@ class Chart:
     """What one listener has drawn already."""
 
     def __init__(self) -> None:
-        self._drawn: tuple[int, int] | None = None
-        self._size = self._count = 0
+        self._drawn = (0, 0)  # generation and version of the grid
+        self._count = 0
+        self._size = 0
 
     def change(self, history: History) -> dict[str, Any] | None:
         """The buckets that are new or have changed; None if none have."""
         with history.lock:
-            grid, drawn = history.grid, (history.generation, history.grid.version)
-            if drawn == self._drawn and history.count == self._count:
+            grid = history.grid
+            drawn = (history.generation, grid.version)
+            is_same = drawn == self._drawn
+            if is_same and history.count == self._count:
                 return None
-            first = max(0, self._size - 1) if drawn == self._drawn else 0
-            self._drawn, self._size, self._count = drawn, grid.size, history.count
+            first = max(0, self._size - 1) if is_same else 0
+            self._drawn = drawn
+            self._count = history.count
+            self._size = grid.size
             return {"generation": history.generation, **grid.drawn(first)}

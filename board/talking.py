@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import childproc
-from board.places import Places
+from board.reader import Folders
 from language import say, spoken
 from settings.errors import reason_of
 from settings.program import full_name, python_command
@@ -161,7 +161,7 @@ class Talks:
         folder: where the program is run.
     """
 
-    places: Places
+    folders: Folders
     folder: Path
     program: tuple[str, ...] = SERVE
     servers: dict[Path, Server] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class Talks:
         """
         server = None
         try:
-            server = await self._server(self.places.model(model))
+            server = await self._server(self.folders.model(model))
             if not server.is_told.is_set():
                 yield {"loading": True}
                 await asyncio.wait_for(server.is_told.wait(), LOAD_SECONDS)

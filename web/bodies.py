@@ -67,11 +67,16 @@ def announced_bytes(request: Request, most_bytes: int) -> int:
     Raises:
         HTTPException: it will be too long (413).
     """
-    told = request.headers.get("content-length", "")
-    size = int(told) if told.isdecimal() and len(told) < 20 else most_bytes
+    size = content_length(request, otherwise=most_bytes)
     if size > most_bytes:
         raise HTTPException(413, f"longer than {most_bytes:,} bytes")
     return size
+
+
+def content_length(request: Request, otherwise: int) -> int:
+    """The length that a request's header announces; `otherwise` where it announces none."""
+    digits = request.headers.get("content-length", "")
+    return int(digits) if digits.isdecimal() and len(digits) < 20 else otherwise
 
 
 async def read_object(request: Request, most_bytes: int = BODY_BYTES) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from board.places import Places
+from board.reader import Folders
 
 BEGAN = 1_790_000_000.0
 
 
-def places(folder: Path) -> Places:
+def folders(folder: Path) -> Folders:
     """The page's three folders, made."""
-    found = Places(folder / "logs", folder / "models", folder / "files")
+    found = Folders(folder / "logs", folder / "models", folder / "files")
     for one in (found.log_dir, found.output_dir, found.data_dir):
         one.mkdir(parents=True, exist_ok=True)
     return found
@@ -37,7 +37,7 @@ def start(max_steps: int = 100) -> dict[str, Any]:
     }
 
 
-def write(where: Places, name: str, *events: dict[str, Any], tail: str = "") -> Path:
+def write(where: Folders, name: str, *events: dict[str, Any], tail: str = "") -> Path:
     """Write a run's metrics."""
     folder = where.log_dir / name
     folder.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def write(where: Places, name: str, *events: dict[str, Any], tail: str = "") -> 
     return path
 
 
-def beat(where: Places, name: str, state: str = "running", time: float = BEGAN, **more: Any) -> None:
+def beat(where: Folders, name: str, state: str = "running", time: float = BEGAN, **more: Any) -> None:
     """Write a run's sign of life."""
     record = {
         "state": state,

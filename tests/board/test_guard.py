@@ -13,11 +13,11 @@ from starlette.testclient import TestClient
 
 from board import app as app_module
 from board.app import make_app
-from board.places import Outside, checked_name
+from board.reader import Outside, checked_name
 from board.service import Board
 from settings.declared import places as places_of_settings
 from settings.errors import UserError
-from tests.board.recorded import beat, places, start, step, write
+from tests.board.recorded import beat, folders, start, step, write
 from web.listening import token_of
 
 HERE = "http://127.0.0.1:8300"
@@ -28,8 +28,8 @@ class Page:
     """The application of a test, with its folders."""
 
     def __init__(self, folder: Path, token: str = "") -> None:
-        self.places = places(folder)
-        self.board = Board(self.places, folder)
+        self.folders = folders(folder)
+        self.board = Board(self.folders, folder)
         self.app = make_app(self.board, token, ("box",))
 
     def client(self, address: str = HERE) -> TestClient:
@@ -137,7 +137,7 @@ WAYS_OUT = [
 
 
 def test_no_file_outside_is_shown_or_trained_on(page: Page, client: TestClient) -> None:
-    where = page.places
+    where = page.folders
     (where.data_dir.parent / "secret.jsonl").write_text('{"text": "secret"}')
     (where.data_dir / "link.jsonl").symlink_to(where.data_dir.parent / "secret.jsonl")
     (where.data_dir / "folder").symlink_to(where.data_dir.parent)
@@ -170,14 +170,14 @@ def test_unknown_runs_are_not_found(client: TestClient) -> None:
 
 
 def test_a_log_is_one_of_the_log_folder(page: Page, client: TestClient) -> None:
-    secret = page.places.log_dir.parent / "secret.log"
+    secret = page.folders.log_dir.parent / "secret.log"
     secret.write_text("secret")
-    write(page.places, "one", start(), step(1))
+    write(page.folders, "one", start(), step(1))
     for told in (str(secret), "../secret.log", "/etc/passwd"):
-        beat(page.places, "one", log=told)
+        beat(page.folders, "one", log=told)
         assert "secret" not in client.get("/api/runs/one/log").text
-    (page.places.log_dir / "chat_trainer_low_mem_1.log").write_text("2026 | INFO | run one\nhello\n")
-    beat(page.places, "one", log="logs/chat_trainer_low_mem_1.log")
+    (page.folders.log_dir / "chat_trainer_low_mem_1.log").write_text("2026 | INFO | run one\nhello\n")
+    beat(page.folders, "one", log="logs/chat_trainer_low_mem_1.log")
     assert "hello" in client.get("/api/runs/one/log").text
 
 
@@ -192,13 +192,13 @@ def test_only_the_forms_flags_are_taken(page: Page, client: TestClient) -> None:
         assert answer.status_code == 422 and flag not in fields, flag
     for name in ("../up", "a/b", ".x", "x" * 300):
         assert post(client, "/api/start", {"flags": {"run_name": name}}).status_code == 404
-    assert not list(page.places.log_dir.iterdir())
+    assert not list(page.folders.log_dir.iterdir())
 
 
 def test_values_are_words_and_no_commands(page: Page, client: TestClient) -> None:
     for value in ("$(touch hacked)", "; touch hacked", "x\n--overwrite=True", "--help"):
         name = post(client, "/api/start", {"flags": {"source_prefix": value}}).json()["name"]
-        asked = json.loads((page.places.log_dir / name / "launch.json").read_text())
+        asked = json.loads((page.folders.log_dir / name / "launch.json").read_text())
         assert asked["flags"]["source_prefix"] == value, "one value of one flag, whatever it holds"
 
 
@@ -209,8 +209,8 @@ def test_bodies_that_are_none_are_refused(client: TestClient) -> None:
 
 
 def test_only_known_wishes_are_passed_on(page: Page, client: TestClient) -> None:
-    write(page.places, "one", start(), step(1))
-    asked = page.places.log_dir / "one" / "request"
+    write(page.folders, "one", start(), step(1))
+    asked = page.folders.log_dir / "one" / "request"
     for word in ("kill", "", None, 5, "../stop"):
         assert post(client, "/api/runs/one/wish", {"word": word}).status_code == 404 and not asked.exists()
     for word, left in (("save", "save\n"), ("stop", "stop\n"), ("save", "stop\n")):  # a stop stays: it saves as well
@@ -219,12 +219,12 @@ def test_only_known_wishes_are_passed_on(page: Page, client: TestClient) -> None
 
 
 def test_a_name_that_exists_is_refused(page: Page, client: TestClient) -> None:
-    (page.places.output_dir / "one").mkdir()
+    (page.folders.output_dir / "one").mkdir()
     assert "exists" in post(client, "/api/start", {"flags": {"run_name": "one"}}).json()["problems"][0]
 
 
 def test_a_question_is_refused_and_not_cut(page: Page, client: TestClient) -> None:
-    (page.places.output_dir / "one").mkdir()
+    (page.folders.output_dir / "one").mkdir()
     refused = post(client, "/api/talk", {"model": "one", "text": "x" * 20_001})
     assert refused.status_code == 422 and "20,001 characters; allowed: 20,000" in refused.json()["problems"][0]
     assert post(client, "/api/talk", {"model": "one", "text": " "}).status_code == 422
@@ -255,6 +255,6 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
 
 def test_names_and_answers_are_data(page: Page, client: TestClient) -> None:
     evil = "<img src=x onerror=alert(1)>"
-    write(page.places, "one", start(), {"event": "sample", "prompt": evil, "answer": evil})
+    write(page.folders, "one", start(), {"event": "sample", "prompt": evil, "answer": evil})
     answer = client.get("/api/runs/one")
     assert answer.headers["content-type"] == "application/json" and answer.json()["samples"][0]["answer"] == evil

@@ -18,13 +18,13 @@ import pytest
 
 from board import planning
 from board.launching import Launcher
-from board.places import Outside
 from board.planning import Planner, plan_words, still_to_take
+from board.reader import Outside
 from board.runs import run_facts
 from board.service import Board
 from settings.errors import UserError
 from settings.loading import load
-from tests.board.recorded import beat, places
+from tests.board.recorded import beat, folders
 from training.setup.resuming import find_run_to_resume, resumed_config
 from units import GIB
 
@@ -54,7 +54,7 @@ class Queue:
     """A launcher with its planner, looked at from outside."""
 
     def __init__(self, folder: Path, program: str = RECORDER) -> None:
-        self.where, self.planner = places(folder), Planned(folder)
+        self.where, self.planner = folders(folder), Planned(folder)
         self.launcher = Launcher(self.where, self.planner, folder, (sys.executable, "-c", program))
 
     def ask(self, name: str = "one", **flags: str) -> None:
@@ -180,11 +180,11 @@ def test_of_many_who_ask_for_one_name_one_gets_it(
 
 
 def test_a_run_that_is_given_no_name_gets_its_kind_and_the_time(tmp_path: Path) -> None:
-    board = Board(places(tmp_path), tmp_path)
+    board = Board(folders(tmp_path), tmp_path)
     told = [board.start({"run_name": name}) for name in ("AUTO", " Auto ", "")]
-    assert {folder.name for folder in board.places.log_dir.iterdir()} == {*told} and len({*told}) == 3
+    assert {folder.name for folder in board.folders.log_dir.iterdir()} == {*told} and len({*told}) == 3
     assert all(re.fullmatch(r"pretrain_[0-9]{8}_[0-9]{6}(_[23])?", one) for one in told)
-    (board.places.output_dir / "run_2").mkdir()
+    (board.folders.output_dir / "run_2").mkdir()
     assert [board.launcher.ask_anew("run", "train", {}) for _ in range(2)] == ["run", "run_3"]
 
 
@@ -270,7 +270,7 @@ def test_others_are_planned_beside_and_a_refusal_brings_its_reasons(tmp_path: Pa
 
 
 def test_a_plan_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "SECONDS", 0.2)
+    monkeypatch.setattr(planning, "PLAN_SECONDS", 0.2)
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(Planner(tmp_path, (sys.executable, "-c", "import threading; threading.Event().wait()")).plan({}))
     children = [child.cmdline() for child in psutil.Process().children()]

@@ -23,12 +23,12 @@ from board.streams import Chart, overview_events, run_events
 from settings.declared import ROOT, flags_of
 from settings.declared import places as places_of_settings
 from settings.loading import load
-from tests.board.recorded import beat, places, start, step, write
+from tests.board.recorded import beat, folders, start, step, write
 
 
 @pytest.fixture
 def board(tmp_path: Path) -> Board:
-    return Board(places(tmp_path), tmp_path)
+    return Board(folders(tmp_path), tmp_path)
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def test_of_many_pages_each_is_told_all_of_its_run_and_then_what_is_new(board: B
     """More than there are histories kept: each page has its own, which others do not make the page forget."""
     names = [f"run{number}" for number in range(KEPT_HISTORIES + 3)]
     paths = [
-        write(board.places, name, start(), *(step(n) for n in range(1, 20)), {"event": "sample", "prompt": "a"})
+        write(board.folders, name, start(), *(step(n) for n in range(1, 20)), {"event": "sample", "prompt": "a"})
         for name in names
     ]
-    beat(board.places, "run0", time=time.time())
+    beat(board.folders, "run0", time=time.time())
 
     async def go() -> list[Any]:
         pages = [run_events(board, name, seconds=0.0) for name in names]
@@ -73,13 +73,13 @@ def test_of_many_pages_each_is_told_all_of_its_run_and_then_what_is_new(board: B
 
     for (_, chart), (_, facts) in asyncio.run(go()):
         assert chart["first"] == 19 and facts["settings"]["max_steps"] == 100 and len(facts["samples"]) == 1
-    assert len(board._histories) == KEPT_HISTORIES
+    assert board.history.cache_info().currsize == KEPT_HISTORIES  # type: ignore[attr-defined]
     window: Any = board.window("run0", 5, 6)  # forgotten, and read again
     assert window["steps"] == [5, 6] and window["seconds"][0] > 0, "the clock of the whole run"
 
 
 def test_a_chart_changes_by_its_last_buckets(board: Board) -> None:
-    path = write(board.places, "one", *(step(n) for n in range(1, 20)))
+    path = write(board.folders, "one", *(step(n) for n in range(1, 20)))
     history, chart = board.history("one"), Chart()
     history.refresh()
     assert chart.change(history) is not None and chart.change(history) is None
@@ -94,7 +94,7 @@ def test_a_chart_changes_by_its_last_buckets(board: Board) -> None:
 
 
 def test_a_run_that_is_deleted_meanwhile_is_told_as_gone(board: Board) -> None:
-    path = write(board.places, "one", start())
+    path = write(board.folders, "one", start())
 
     async def go() -> Any:
         events = run_events(board, "one", seconds=0.0)
@@ -107,9 +107,9 @@ def test_a_run_that_is_deleted_meanwhile_is_told_as_gone(board: Board) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes")
 def test_runs_that_cannot_be_opened_are_not_listed_and_their_memory_counts(board: Board, client: TestClient) -> None:
-    write(board.places, "good", start(), step(1))
+    write(board.folders, "good", start(), step(1))
     for name in ("m\udcfe", "a:b", "x" * 200):
-        beat(board.places, name, time=2e10, anon_bytes=0, peak_bytes=2**30)
+        beat(board.folders, name, time=2e10, anon_bytes=0, peak_bytes=2**30)
     told = client.get("/api/runs").json()
     assert [run["name"] for run in told["runs"]] == ["good"] and told["still_to_take"] == 3 * 2**30
     assert told["machine"]["total_bytes"] > told["machine"]["free_bytes"] > 0
@@ -119,8 +119,8 @@ def test_runs_that_cannot_be_opened_are_not_listed_and_their_memory_counts(board
 
 def test_what_is_no_text_is_shown_all_the_same(board: Board, client: TestClient) -> None:
     half = "\ud83d"
-    write(board.places, "one", start(), {"event": "sample", "prompt": half}, {"event": "recovery", "report": half})
-    beat(board.places, "one", "failed", reason="caf\udce9")
+    write(board.folders, "one", start(), {"event": "sample", "prompt": half}, {"event": "recovery", "report": half})
+    beat(board.folders, "one", "failed", reason="caf\udce9")
     assert client.get("/api/runs/one").status_code == 200
     assert client.get("/api/runs").json()["runs"][0]["reason"] == "caf\udce9"
     assert asyncio.run(first(run_events(board, "one"), 2))[1][1]["samples"][0]["prompt"] == half
@@ -187,7 +187,7 @@ def test_models_are_those_of_runs_and_checkpoints(client: TestClient, tmp_path: 
 
 def test_runs_are_compared(board: Board, client: TestClient) -> None:
     for name, loss in (("a", 1.0), ("b", 2.0)):
-        write(board.places, name, start(max_steps=int(loss)), step(1, loss))
+        write(board.folders, name, start(max_steps=int(loss)), step(1, loss))
     told = client.get("/api/compare?name=a&name=b").json()
     assert [told["runs"][name]["series"]["loss"]["mean"][1] for name in "ab"] == [1.0, 2.0]
     assert told["differ"] == {"max_steps": [1, 2]}

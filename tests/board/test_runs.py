@@ -14,32 +14,32 @@ from typing import Any
 import pytest
 
 from board import commands
-from board.places import Outside, Places
+from board.reader import Folders, Outside
 from board.runs import delete_run, list_runs, run_facts
 from settings.errors import UserError
 from settings.loading import load
-from tests.board.recorded import BEGAN, beat, places, start, step, write
+from tests.board.recorded import BEGAN, beat, folders, start, step, write
 
 GONE = 2**22 + 12345  # above the largest process number
 ODD = ["x", [1], {"a": 1}, -1, True, 10**400, None]
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Places:
-    return places(tmp_path)
+def where(tmp_path: Path) -> Folders:
+    return folders(tmp_path)
 
 
-def state(where: Places, name: str = "one", now: float = BEGAN + 10) -> str:
+def state(where: Folders, name: str = "one", now: float = BEGAN + 10) -> str:
     return str(run_facts(where, name, now)["state"])
 
 
-def launch(where: Places, name: str = "one", **more: Any) -> None:
+def launch(where: Folders, name: str = "one", **more: Any) -> None:
     (where.log_dir / name).mkdir(exist_ok=True)
     record = {"asked": BEGAN + 1, "command": "train", "flags": {}, "process": None, "host": platform.node(), **more}
     (where.log_dir / name / "launch.json").write_text(json.dumps(record))
 
 
-def own(where: Places, name: str = "one", **more: Any) -> None:
+def own(where: Folders, name: str = "one", **more: Any) -> None:
     """Have this process train a run, as its lock says."""
     (where.output_dir / name).mkdir(exist_ok=True)
     owner = {"process": os.getpid(), "host": platform.node(), "started": BEGAN, **more}
@@ -59,21 +59,21 @@ def own(where: Places, name: str = "one", **more: Any) -> None:
         ({"state": "failed", "reason": "why"}, 9999, "failed"),
     ],
 )
-def test_the_last_sign_of_life_tells(where: Places, facts: dict[str, Any], later: int, expected: str) -> None:
+def test_the_last_sign_of_life_tells(where: Folders, facts: dict[str, Any], later: int, expected: str) -> None:
     beat(where, "one", **facts)
     found = run_facts(where, "one", BEGAN + later)
     assert (found["state"], found["reason"]) == (expected, facts.get("reason", ""))
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="Windows has no zombies")
-def test_a_process_that_waits_for_its_parent_is_dead_at_once(where: Places) -> None:
+def test_a_process_that_waits_for_its_parent_is_dead_at_once(where: Folders) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         beat(where, "one", process=ended.pid)
         assert state(where, now=BEGAN + 1) == "died"
 
 
-def test_without_a_sign_of_life_its_events_tell(where: Places) -> None:
+def test_without_a_sign_of_life_its_events_tell(where: Folders) -> None:
     write(where, "one", start(), step(5))
     assert state(where) == "stopped"
     write(where, "one", start(), step(5), {"event": "end", "step": 5})
@@ -82,7 +82,7 @@ def test_without_a_sign_of_life_its_events_tell(where: Places) -> None:
     assert (state(where), run_facts(where, "one", BEGAN)["reason"]) == ("failed", "why")
 
 
-def test_the_best_evaluation_is_that_of_the_metric_that_decides(where: Places) -> None:
+def test_the_best_evaluation_is_that_of_the_metric_that_decides(where: Folders) -> None:
     state = where.output_dir / "one" / "checkpoints" / "latest" / "state"
     state.mkdir(parents=True)
     told = [("bleu", 12.5, (12.5, 3)), ("bleu", 7.0, (9.0, 5)), ("news/loss", 12.5, (9.0, 5))]
@@ -108,7 +108,7 @@ def test_the_best_evaluation_is_that_of_the_metric_that_decides(where: Places) -
         ),
     ],
 )
-def test_before_its_first_sign_what_was_asked_for_tells(where: Places, facts: dict[str, Any], expected: str) -> None:
+def test_before_its_first_sign_what_was_asked_for_tells(where: Folders, facts: dict[str, Any], expected: str) -> None:
     beat(where, "one", "stopped")  # of an earlier part
     launch(where, **facts)
     (where.log_dir / "one" / "console.log").write_text("train: 1 problem\n  --x, is wrong\n")
@@ -120,7 +120,7 @@ def test_before_its_first_sign_what_was_asked_for_tells(where: Places, facts: di
     assert state(where) == "running"
 
 
-def test_one_that_has_told_nothing_yet_is_what_was_asked_for(where: Places) -> None:
+def test_one_that_has_told_nothing_yet_is_what_was_asked_for(where: Folders) -> None:
     launch(where, flags={"train_file": "a.jsonl", "model_preset": "t5-small", "is_finetune": "True", "objective": 5})
     facts = run_facts(where, "one")
     assert (facts["model"], facts["data"], facts["kind"]) == ("t5-small", "a.jsonl", "finetune")
@@ -128,7 +128,7 @@ def test_one_that_has_told_nothing_yet_is_what_was_asked_for(where: Places) -> N
     assert run_facts(where, "one")["model"] == "tiny", "its own word counts"
 
 
-def test_one_that_prepares_is_listed_by_its_sign_of_life_alone(where: Places) -> None:
+def test_one_that_prepares_is_listed_by_its_sign_of_life_alone(where: Folders) -> None:
     doing = {"what": "preparing train", "rows": 12000, "rows_per_second": 3000.0}
     beat(where, "one", "starting", kind="finetune", model="t5-small", data="a.jsonl", doing=doing)
     (facts,) = list_runs(where, BEGAN + 9)
@@ -148,7 +148,7 @@ def test_one_that_prepares_is_listed_by_its_sign_of_life_alone(where: Places) ->
     ],
 )
 def test_what_a_run_learns_follows_from_its_rows(
-    where: Places, kind: str, told: dict[str, str], data: str | None, learns: str
+    where: Folders, kind: str, told: dict[str, str], data: str | None, learns: str
 ) -> None:
     beat(where, "one", "starting", kind=kind, data=data, objective="auto")
     if told:
@@ -158,7 +158,7 @@ def test_what_a_run_learns_follows_from_its_rows(
     assert (facts["kind"], facts["learns"]) == (kind, learns)
 
 
-def test_a_run_hears_wishes_from_its_own_first_sign_on(where: Places) -> None:
+def test_a_run_hears_wishes_from_its_own_first_sign_on(where: Folders) -> None:
     launch(where, process=os.getpid())
     assert not run_facts(where, "one", BEGAN + 2)["hears"]
     beat(where, "one", "starting", started=BEGAN + 2)
@@ -166,7 +166,7 @@ def test_a_run_hears_wishes_from_its_own_first_sign_on(where: Places) -> None:
     assert not run_facts(where, "one", BEGAN + 99)["hears"], "its process is halted"
 
 
-def test_figures_come_from_the_end_of_a_long_file(where: Places) -> None:
+def test_figures_come_from_the_end_of_a_long_file(where: Folders) -> None:
     write(where, "one", start(5000), *(step(n, 1 / n) for n in range(1, 3001)), step(3001, None))
     beat(where, "one", time=BEGAN + 3000, max_steps=5000, seconds_left=60.0)
     facts = run_facts(where, "one", BEGAN + 3001)
@@ -188,7 +188,7 @@ def test_figures_come_from_the_end_of_a_long_file(where: Places) -> None:
         ("metrics.jsonl", {"event": "end", "time": 1.0, "step": 3, "measured_peak_bytes": 5, "best_eval_loss": 1.0}),
     ],
 )
-def test_a_run_with_odd_values_hides_no_other(where: Places, file: str, content: dict[str, Any]) -> None:
+def test_a_run_with_odd_values_hides_no_other(where: Folders, file: str, content: dict[str, Any]) -> None:
     write(where, "good", step(1, 2.5))
     (where.log_dir / "bad").mkdir()
     for name in content:
@@ -199,13 +199,13 @@ def test_a_run_with_odd_values_hides_no_other(where: Places, file: str, content:
             assert "bad" in runs and runs["good"]["loss"] == 2.5
 
 
-def test_those_that_live_come_first(where: Places) -> None:
+def test_those_that_live_come_first(where: Folders) -> None:
     for name, told, began in (("a", "done", 9), ("b", "running", 1), ("c", "done", 5)):
         beat(where, name, told, time=BEGAN, started=BEGAN + began)
     assert [run["name"] for run in list_runs(where, BEGAN + 1)] == ["b", "a", "c"]
 
 
-def test_a_deleted_run_is_gone_and_one_that_lives_stays(where: Places) -> None:
+def test_a_deleted_run_is_gone_and_one_that_lives_stays(where: Folders) -> None:
     write(where, "one", step(1))
     beat(where, "one", time=2e10)
     own(where)
@@ -219,7 +219,7 @@ def test_a_deleted_run_is_gone_and_one_that_lives_stays(where: Places) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes")
 @pytest.mark.parametrize("name", ["m\udcfe", "训" * 70])
-def test_a_run_of_any_name_can_be_deleted(where: Places, name: str) -> None:
+def test_a_run_of_any_name_can_be_deleted(where: Folders, name: str) -> None:
     beat(where, name, "done")
     (where.output_dir / name).mkdir()
     assert delete_run(where, name) == ""
@@ -227,7 +227,7 @@ def test_a_run_of_any_name_can_be_deleted(where: Places, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "one/../one", "/one"])
-def test_nothing_but_a_run_is_deleted(where: Places, name: str) -> None:
+def test_nothing_but_a_run_is_deleted(where: Folders, name: str) -> None:
     write(where, "one", step(1))
     with pytest.raises(Outside):
         delete_run(where, name)
@@ -236,19 +236,19 @@ def test_nothing_but_a_run_is_deleted(where: Places, name: str) -> None:
     assert (where.log_dir / "one").exists()
 
 
-def test_a_link_is_deleted_and_not_what_it_points_to(where: Places) -> None:
+def test_a_link_is_deleted_and_not_what_it_points_to(where: Folders) -> None:
     (where.output_dir / "real").mkdir()
     (where.output_dir / "one").symlink_to(where.output_dir / "real")
     assert delete_run(where, "one") == ""
     assert (where.output_dir / "real").exists() and not (where.output_dir / "one").exists()
 
 
-def config_of(where: Places, **flags: object) -> Any:
+def config_of(where: Folders, **flags: object) -> Any:
     return load("runs", {"log_dir": str(where.log_dir), "output_dir": str(where.output_dir), **flags})
 
 
 def test_the_command_lists_runs(
-    where: Places, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    where: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: BEGAN + 40)
     monkeypatch.setenv("COLUMNS", "200")
@@ -267,13 +267,13 @@ def test_the_command_lists_runs(
     assert json.loads(capsys.readouterr().out)[0]["name"] == "训练"
 
 
-def test_a_file_in_the_place_of_the_runs_is_told(where: Places, tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_runs_is_told(where: Folders, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--log_dir"):
         commands.runs(config_of(where, log_dir=str(tmp_path / "file")))
 
 
-def test_the_command_deletes_only_after_a_question(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_deletes_only_after_a_question(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     beat(where, "one", "done")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     with pytest.raises(UserError, match="--yes=True"):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from board.talking import BUSY, SERVE, Talks
-from tests.board.recorded import places
+from tests.board.recorded import folders
 from tests.training.small_trained import SHAPE, save_trained
 
 STAND_IN = """
@@ -73,7 +73,7 @@ os._exit(0)
 
 def talking(folder: Path, go: Callable[[Talks], Awaitable[None]]) -> None:
     """Do something with the models that a page has."""
-    where = places(folder)
+    where = folders(folder)
     for name in ("one", "two", "three", "labels", "large"):
         (where.output_dir / name).mkdir()
 
@@ -196,7 +196,7 @@ def test_a_model_ends_with_its_page(tmp_path: Path) -> None:
     ],
 )
 def test_each_kind_of_model_answers(tmp_path: Path, shape: dict[str, str], expected: set[str]) -> None:
-    where = places(tmp_path)
+    where = folders(tmp_path)
     save_trained(where.output_dir / "one", shape=replace(SHAPE, num_decoder_layers=0, **shape) if shape else SHAPE)
 
     async def go() -> set[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from board.table import HEAD, lines_of
+from board.commands import HEAD, lines_of
 from language import speak
 from terminal import width
 
