@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import inspect
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -37,7 +37,7 @@ from serving.asking import (
     read_question,
 )
 from serving.engine import Engine
-from serving.replies import END, Finished, Form, event, problem, refusal
+from serving.replies import END, ChatForm, Finished, Form, event, problem, refusal
 from serving.sending import Sending, held_by
 from settings.declared import GenerateConfig
 from settings.errors import UserError
@@ -161,8 +161,7 @@ class Api:
         Raises:
             Refused: no such model (404).
         """
-        is_ours = isinstance(name, str) and (name == self.name or name in self.other_names)
-        if name and not is_ours:
+        if name and name not in [self.name, *self.other_names]:
             text = f"The model {str(name)[:100]!r} does not exist here; there is {self.name!r}"
             raise Refused(404, text, "model", "model_not_found")
 
@@ -212,29 +211,29 @@ class Api:
         Raises:
             Refused, HTTPException: too many wait or hold memory, or the API is being ended.
         """
-        how, seed = asked.how, asked.seed if asked.seed is not None else self.seed
-        wanted, most = len(asked.prompts) * asked.count, self.engine.queue_limit + self.engine.capacity.rows
-        if wanted > most:
+        count = len(asked.prompts) * asked.count
+        most = self.engine.queue_limit + self.engine.capacity.rows
+        if count > most:
             param = "n" if asked.count > 1 else "prompt"
-            raise Refused(
-                400, f"{param}, asks for {wanted} answers at once; allowed here: {most} in one request", param
-            )
-        if seed is None:
-            seed = secrets.randbits(63)
-        stops = asked.stops
-        if self.engine.tree is not None:  # an answer of a list is never cut
-            how, stops = replace(how, max_new_tokens=self.engine.tree.longest), ()
-        held.take(replace(asked, how=how).held_bytes)
+            raise Refused(400, f"{param}, asks for {count} answers at once; allowed here: {most} in one request", param)
+        if self.engine.tree is not None:  # An answer of a list is never cut.
+            how = replace(asked.how, max_new_tokens=self.engine.tree.longest)
+            asked = replace(asked, how=how, stops=())
+        held.take(asked.held_bytes)
+        default_seed = secrets.randbits(63) if self.seed is None else self.seed
+        seed = default_seed if asked.seed is None else asked.seed
         flow = Flow()
-        for ids in asked.prompts:
-            for number in range(asked.count):
-                index = len(flow.answers)
-                flow.answers.append(
-                    Answer(
-                        ids, how, seed + number, decode=self.texts.decode, stops=stops, is_streamed=asked.is_streamed,
-                        send=lambda update, index=index: self._unsent.append((flow, index, update)),  # type: ignore[misc]
-                    )
-                )  # fmt: skip
+        for index, (ids, number) in enumerate(product(asked.prompts, range(asked.count))):
+            answer = Answer(
+                ids,
+                asked.how,
+                seed + number,
+                decode=self.texts.decode,
+                stops=asked.stops,
+                is_streamed=asked.is_streamed,
+                send=lambda update, index=index: self._unsent.append((flow, index, update)),  # type: ignore[misc]
+            )
+            flow.answers.append(answer)
         self.engine.submit(flow.answers)
         return flow
 
@@ -242,9 +241,10 @@ class Api:
         """To whom there is no room for now, when a request is worth another try: what the queue takes at the speed so far."""
         if status != 429:
             return None
-        meters, rows = self.engine.meters, max(1, self.engine.running)
-        a_token = meters.step_seconds / meters.steps if meters.steps else 0.02
-        return {"Retry-After": str(1 + int(self.engine.waiting / rows * self.defaults.max_new_tokens / 2 * a_token))}
+        meters = self.engine.meters
+        step_seconds = meters.step_seconds / max(1, meters.steps)
+        steps = self.engine.waiting / max(1, self.engine.running) * self.defaults.max_new_tokens / 2
+        return {"Retry-After": str(1 + int(steps * step_seconds))}
 
     @property
     def endpoints(self) -> list[str]:
@@ -311,11 +311,10 @@ def make_app(api: Api, token: str = "", hosts: Iterable[str] = ()) -> Starlette:
 
 
 def _routes(api: Api) -> list[Route]:
-    def route(method: str, path: str, answer: Callable[[Request], Response | Awaitable[Response]]) -> Route:
+    def route(method: str, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
         async def endpoint(request: Request) -> Response:
             try:
-                response = answer(request)
-                response = await response if inspect.isawaitable(response) else response
+                response = await answer(request)
             except Refused as refused:
                 headers = api.retry_headers(refused.status)
                 response = refusal(refused.status, refused.text, refused.param, refused.code, headers)
@@ -331,14 +330,17 @@ def _routes(api: Api) -> list[Route]:
 
         return Route(path, endpoint, methods=[method])
 
-    def model(request: Request) -> Response:
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [api.about()]})
+
+    async def model(request: Request) -> Response:
         api.check_name(request.path_params["name"])
         return JSONResponse(api.about())
 
-    def health(request: Request) -> Response:
+    async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"}) if api.engine.is_alive else JSONResponse({"status": "ending"}, 503)
 
-    def metrics(request: Request) -> Response:
+    async def metrics(request: Request) -> Response:
         return PlainTextResponse(api.engine.meters.page(api.gauges()), media_type="text/plain; version=0.0.4")
 
     async def question(request: Request) -> Response:
@@ -355,8 +357,7 @@ def _routes(api: Api) -> list[Route]:
         fixed, size = replace(asked, rows=()).held_bytes(width), asked.held_bytes(width)
         _reserve(api, len(asked.rows), fixed, size, held_by(request))
         vectors = await api.vectors(asked.rows)
-        tokens = sum(len(ids) for ids, _ in asked.rows)
-        return StreamingResponse(_sent(api, vectors, asked.is_base64, tokens), media_type="application/json")
+        return StreamingResponse(_sent(api, vectors, asked.is_base64, asked.tokens), media_type="application/json")
 
     async def labels(request: Request) -> Response:
         api.check_endpoint("/v1/classify")
@@ -365,19 +366,16 @@ def _routes(api: Api) -> list[Route]:
         num_labels = api.texts.labeller.trained.held.shape.num_labels
         _reserve(api, len(asked.texts), OPEN_BYTES, asked.held_bytes(num_labels), held_by(request))
         answers = await api.labels(asked.texts)
-        tokens = sum(len(text.ids) for text in asked.texts)
         data = [{"index": index, **answer.columns} for index, answer in enumerate(answers)]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        usage = {"prompt_tokens": asked.tokens, "total_tokens": asked.tokens}
         return JSONResponse({"object": "list", "data": data, "model": api.name, "usage": usage})
 
     return [
         route("POST", "/v1/embeddings", embeddings),
         route("POST", "/v1/classify", labels),
-        route("POST", "/v1/chat/completions", lambda request: _respond(api, request, read_chat, Form(True, api.name))),
-        route(
-            "POST", "/v1/completions", lambda request: _respond(api, request, read_completion, Form(False, api.name))
-        ),
-        route("GET", "/v1/models", lambda request: JSONResponse({"object": "list", "data": [api.about()]})),
+        route("POST", "/v1/chat/completions", lambda request: _respond(api, request, read_chat, ChatForm(api.name))),
+        route("POST", "/v1/completions", lambda request: _respond(api, request, read_completion, Form(api.name))),
+        route("GET", "/v1/models", models),
         route("GET", "/v1/models/{name:path}", model),
         route("POST", "/api/chat", question),
         route("GET", "/health", health),
@@ -428,14 +426,13 @@ async def _sent(api: Api, vectors: list[Vectors], is_base64: bool, tokens: int) 
 
 
 async def _respond(api: Api, request: Request, read: Read[Asked], form: Form) -> Response:
-    api.check_endpoint("/v1/chat/completions" if form.is_chat else "/v1/completions")
+    api.check_endpoint(form.path)
     asked = await api.asked(request, read)
-    prompt_tokens = sum(len(ids) for ids in asked.prompts)
     flow = api.begin(asked, held_by(request))
     if asked.is_streamed:
-        events = _events(api, flow, form, prompt_tokens if asked.with_usage else None)
+        events = _events(api, flow, form, asked.tokens if asked.with_usage else None)
         return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
-    return JSONResponse(form.whole(await _whole(api, request, flow), prompt_tokens))
+    return JSONResponse(form.whole(await _whole(api, request, flow), asked.tokens))
 
 
 async def _updates(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Update], None]:

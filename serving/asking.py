@@ -8,6 +8,7 @@ Source: OpenAI's API reference, chat completions, completions and embeddings; th
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,9 +31,11 @@ from units import KIB
 PackedTokens = tuple[NDArray[np.int32], slice | NDArray[np.int64]]  # `Tokens` in an array
 
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS, MOST_INPUTS = 16, 200, 16, 16, 2048
+STOPS_ALLOWED = f"a text, or up to {MOST_STOPS}, of up to {LONGEST_STOP} characters"
 # What a request holds until it is answered, in bytes.
 OPEN_BYTES = 64 * KIB  # its connection, and a piece of its answer on the way
 PROMPT_TOKEN_BYTES = 40
+TOKEN_BYTES = 12  # of a text whose vector is computed
 ANSWER_BYTES = 2 * KIB  # without its tokens
 ANSWER_TOKEN_BYTES = 128  # of a token of an answer, its text in Python and in JSON
 ROW_BYTES = 512  # of a text and its vector, without their numbers
@@ -40,37 +43,83 @@ LABEL_BYTES = 256  # of a label and its probability, in Python and in JSON
 NUMBER_BYTES = 128  # of a number of the vector that is being sent, in Python and in JSON
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
-# fields of an assistant's turn in place of its text, which is null then; a replayed turn of this kind is an empty one here
+# Fields of an assistant's turn in place of its text, which is null then; a replayed turn of this kind is an empty one here.
 WORDLESS = ("tool_calls", "function_call", "refusal")
-# fields that change no answer here: about the client, the account, caches, speed, and reasoning that this model has none of
-IGNORED = {
-    "model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
-    "prompt_cache_retention", "parallel_tool_calls", "prediction", "verbosity", "priority", "request_id", "provider", "usage",
-    "reasoning_effort", "reasoning", "include_reasoning", "separate_reasoning", "enable_thinking", "thinking", "thinking_budget",
-    "think", "keep_alive", "num_ctx", "num_thread", "num_gpu", "num_batch", "cache_prompt", "id_slot", "session_id", "chat_id",
-    "timings_per_token", "return_progress", "return_token_ids", "spaces_between_special_tokens", "detokenize",
-}  # fmt: skip
-# field -> the values that ask for nothing; any other would change the answer
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({}, []), "logprobs": (False, 0), "top_logprobs": (0,),
-    "prompt_logprobs": (False, 0), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
-    "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (),
-    "web_search_options": (), "moderation": (), "echo": (False,), "suffix": ("",), "best_of": (1,), "min_p": (0,), "typical_p": (1,),
-    "tfs_z": (1,), "top_a": (0,), "mirostat": (0,), "repeat_penalty": (1,), "length_penalty": (1,), "use_beam_search": (False,),
-    "num_beams": (1,), "early_stopping": (False,), "do_sample": (), "min_tokens": (0,), "n_predict": (-1,), "num_predict": (-1,),
-    "ignore_eos": (False,), "stop_token_ids": ([],), "bad_words": ([],), "allowed_token_ids": ([],), "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,), "add_generation_prompt": (True,), "continue_final_message": (False,), "documents": ([],),
-    "chat_template": (), "truncate_prompt_tokens": (), "grammar": ("",), "json_schema": ({},), "structured_outputs": ({},),
-    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "options": ({},), "images": ([],),
-    "files": ([],), "dry_multiplier": (0,), "xtc_probability": (0,), "dynatemp_range": (0,),
-}  # fmt: skip
-TAKEN = (
-    "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "repetition_penalty",
-    "no_repeat_ngram_size", "stop", "stream", "stream_options", "n", "seed", "input_txt", "history", "input", "encoding_format",
-    "dimensions",
-)  # fmt: skip
-# tables that hold further fields
+# Tables that hold further fields, which count as fields of the request.
 HOLDERS = ("extra_body", "chat_template_kwargs")
+# Fields for which -1 is how some clients leave them open.
+OPEN = ("max_tokens", "max_completion_tokens", "seed")
+TAKEN = (
+    *OPEN,
+    *HOLDERS,
+    *("messages", "prompt", "input", "input_txt", "history", "temperature", "top_p", "top_k", "repetition_penalty"),
+    *("no_repeat_ngram_size", "stop", "stream", "stream_options", "n", "encoding_format", "dimensions"),
+)
+# Fields that change no answer here: about the client, the account, caches, speed, and reasoning that this model has none of.
+IGNORED = frozenset(
+    [
+        "model",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "prediction",
+        "verbosity",
+        "priority",
+        "request_id",
+        "provider",
+        "usage",
+        "reasoning_effort",
+        "reasoning",
+        "include_reasoning",
+        "separate_reasoning",
+        "enable_thinking",
+        "thinking",
+        "thinking_budget",
+        "think",
+        "keep_alive",
+        "num_ctx",
+        "num_thread",
+        "num_gpu",
+        "num_batch",
+        "cache_prompt",
+        "id_slot",
+        "session_id",
+        "chat_id",
+        "timings_per_token",
+        "return_progress",
+        "return_token_ids",
+        "spaces_between_special_tokens",
+        "detokenize",
+    ]
+)
+# Fields by the values that ask for nothing; any other value would change the answer.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    """
+    frequency_penalty presence_penalty logprobs top_logprobs prompt_logprobs min_p mirostat top_a min_tokens dry_multiplier
+    xtc_probability dynatemp_range echo use_beam_search early_stopping ignore_eos include_stop_str_in_output continue_final_message
+    """: (0, False),
+    "best_of typical_p tfs_z repeat_penalty length_penalty num_beams skip_special_tokens add_generation_prompt": (
+        1,
+        True,
+    ),
+    "logit_bias tools functions stop_token_ids bad_words allowed_token_ids documents images files": ([], {}),
+    "json_schema structured_outputs options suffix grammar": ({}, ""),
+    "tool_choice function_call": ("none", "auto"),
+    "n_predict num_predict": (-1,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    """
+    audio web_search_options moderation do_sample chat_template truncate_prompt_tokens guided_json guided_regex guided_choice
+    guided_grammar
+    """: (),
+}
+NEUTRAL = {name: values for names, values in NEUTRAL_VALUES.items() for name in names.split()}
 
 
 @dataclass(frozen=True)
@@ -93,10 +142,14 @@ class Asked:
     unknown: tuple[str, ...] = ()
 
     @property
+    def tokens(self) -> int:
+        """Of all prompts."""
+        return sum(map(len, self.prompts))
+
+    @property
     def held_bytes(self) -> int:
         """What the request holds until it is answered."""
-        prompts = sum(len(ids) for ids in self.prompts)
-        return request_bytes(prompts, len(self.prompts) * self.count, self.how.max_new_tokens)
+        return request_bytes(self.tokens, len(self.prompts) * self.count, self.how.max_new_tokens)
 
 
 def request_bytes(prompt_tokens: int, answers: int, new_tokens: int) -> int:
@@ -116,10 +169,15 @@ class AskedVectors:
     is_base64: bool
     unknown: tuple[str, ...]
 
+    @property
+    def tokens(self) -> int:
+        """Of all texts."""
+        return sum(len(ids) for ids, _ in self.rows)
+
     def held_bytes(self, width: int) -> int:
         """What the request holds until it is answered: ids and vectors, and the numbers of one vector in Python and in JSON."""
-        ids = sum(ids.nbytes + (0 if isinstance(own, slice) else own.nbytes) for ids, own in self.rows)
-        return OPEN_BYTES + ids + len(self.rows) * (ROW_BYTES + 4 * width) + NUMBER_BYTES * width
+        # Token ids of 4 bytes, and of prepared texts the place of each in 8.
+        return OPEN_BYTES + TOKEN_BYTES * self.tokens + len(self.rows) * (ROW_BYTES + 4 * width) + NUMBER_BYTES * width
 
 
 @dataclass(frozen=True)
@@ -133,11 +191,15 @@ class AskedLabels:
     texts: tuple[EncodedText, ...]
     unknown: tuple[str, ...]
 
+    @property
+    def tokens(self) -> int:
+        """Of all texts."""
+        return sum(len(text.ids) for text in self.texts)
+
     def held_bytes(self, num_labels: int) -> int:
         """What the request holds until it is answered: ids, and the labels or probabilities of each text."""
-        tokens = sum(len(text.ids) for text in self.texts)
-        labels = tokens + num_labels * len(self.texts)
-        return OPEN_BYTES + PROMPT_TOKEN_BYTES * tokens + LABEL_BYTES * labels + ROW_BYTES * len(self.texts)
+        labels = self.tokens + num_labels * len(self.texts)
+        return OPEN_BYTES + PROMPT_TOKEN_BYTES * self.tokens + LABEL_BYTES * labels + ROW_BYTES * len(self.texts)
 
 
 class Texts:
@@ -182,12 +244,14 @@ class Texts:
             ids = newest_turns(self._tokenizer, self._template, spoken, rules, self.longest - 1)
         return self._ended(ids, param)
 
-    def plain(self, text: str, param: str) -> tuple[int, ...]:
-        """A text as it is; names of sentinels become sentinels.
+    def plain(self, text: str | Sequence[int], param: str) -> tuple[int, ...]:
+        """A text as it is, or token ids; names of sentinels become sentinels.
 
         Raises:
-            Refused: it is too long.
+            Refused: it is too long, or there is no such token.
         """
+        if not isinstance(text, str):
+            return self.given(text, param)
         self._check_letters(len(text), param)
         with self._lock:
             ids = self._tokenizer.encode_prompts([text])[0].tolist()
@@ -247,27 +311,80 @@ class Texts:
         return Refused(400, text, param, "context_length_exceeded")
 
 
-class _Fields:
+class Fields:
     """A body whose fields are taken one by one; what is left in the end is ignored or refused."""
 
     def __init__(self, body: dict[str, Any]) -> None:
-        self._left = {name: value for name, value in body.items() if value is not None}
+        fields = dict(body)
+        for holder in HOLDERS:
+            if isinstance(body.get(holder), dict):
+                del fields[holder]
+                fields |= body[holder]
+        self._left = {
+            name: value for name, value in fields.items() if value is not None and (name not in OPEN or value != -1)
+        }
 
-    def take(self, name: str, default: Any, is_right: Callable[[Any], bool], allowed: str) -> Any:
+    def take(
+        self,
+        name: str,
+        default: Any,
+        allowed: str,
+        is_right: Callable[[Any], bool],
+        read: Callable[[Any], Any] = lambda value: value,
+    ) -> Any:
+        """The value of a field.
+
+        Args:
+            default: where the body has none. allowed: values, in words. read: makes the result of a right value.
+        Raises:
+            Refused: the value is not right.
+        """
         value = self._left.pop(name, None)
         if value is None:
             return default
         if not is_right(value):
             raise Refused(400, f"{name} = {str(value)[:100]!r}, is not allowed; allowed: {allowed}", name)
-        return value
+        return read(value)
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
-        return float(
-            self.take(name, default, lambda x: type(x) in (int, float) and low <= x <= high, f"{low:g} to {high:g}")
+        number: float = self.take(name, default, f"{low:g} to {high:g}", lambda x: _is_between(x, low, high), float)
+        return number
+
+    def whole(self, name: str, default: int | None, low: int, high: int) -> Any:
+        """A whole number; clients with one type for all numbers send 100.0."""
+        return self.take(
+            name, default, f"{low} to {high}", lambda x: _is_between(x, low, high) and float(x).is_integer(), int
         )
 
-    def whole(self, name: str, default: int, low: int, high: int) -> int:
-        return int(self.take(name, default, lambda x: _is_whole(x) and low <= x <= high, f"{low} to {high}"))
+    def texts(self, name: str, allowed: str, most: int, longest: float = math.inf) -> list[str]:
+        """A text or a list of texts.
+
+        Args:
+            longest: characters of each.
+        """
+
+        def is_right(value: Any) -> bool:
+            texts = _listed(value)
+            return len(texts) <= most and all(isinstance(text, str) and len(text) <= longest for text in texts)
+
+        texts: list[str] = self.take(name, [], allowed, is_right, _listed)
+        return texts
+
+    def prompts(self, name: str, most: int) -> list[Any]:
+        """Texts, or lists of token ids, of which a body may also give a single one."""
+        allowed = f"a text, token ids, or a list of up to {most} of either"
+
+        def several(value: Any) -> list[Any]:
+            return [value] if _are_ids(value) else _listed(value)
+
+        def is_right(value: Any) -> bool:
+            prompts = several(value)
+            return len(prompts) <= most and all(isinstance(one, str) or _are_ids(one) for one in prompts)
+
+        prompts: list[Any] = self.take(name, [], allowed, is_right, several)
+        if not prompts:
+            raise Refused(400, f"{name}, is missing; send {allowed}", name)
+        return prompts
 
     def end(self) -> tuple[str, ...]:
         """Refuse what would change the answer; names of what is not known.
@@ -279,33 +396,29 @@ class _Fields:
         for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
             if left.get(choice) == "none":
                 left.pop(tools, None)
-        for holder in HOLDERS:
-            if isinstance(left.get(holder), dict):
-                left |= {name: value for name, value in left.pop(holder).items() if value is not None}
-        for name, value in left.items():
-            if name in IGNORED:
-                continue
-            if name in HOLDERS or (name in NEUTRAL and not _is_neutral(value, NEUTRAL[name])) or name in TAKEN:
-                raise Refused(
-                    400, f"{name} = {str(value)[:100]!r}, is not supported here; omit it", name, "unsupported_parameter"
-                )
-            if name not in NEUTRAL and (near := get_close_matches(name, TAKEN, 1, 0.8)):
+        unknown = [name for name in left if name not in IGNORED and left[name] not in NEUTRAL.get(name, ())]
+        for name in unknown:
+            if name in NEUTRAL or name in TAKEN:
+                text = f"{name} = {str(left[name])[:100]!r}, is not supported here; omit it"
+                raise Refused(400, text, name, "unsupported_parameter")
+            near = get_close_matches(name, TAKEN, 1, 0.8)
+            if near:
                 text = f"{name[:100]}, is not a field of this request; is {near[0]} meant?"
                 raise Refused(400, text, name[:100], "unsupported_parameter")
-        return tuple(name for name in left if name not in IGNORED and name not in NEUTRAL)
+        return tuple(unknown)
 
 
-def _is_whole(value: Any) -> bool:
-    """Whether a number is whole; clients with one type for all numbers send 100.0."""
-    return type(value) is int or (type(value) is float and value.is_integer())
+def _is_between(value: Any, low: float, high: float) -> bool:
+    return type(value) in (int, float) and low <= value <= high
 
 
-def _is_limit(value: Any) -> bool:
-    return _is_whole(value) and (value > 0 or value == -1)
+def _listed(value: Any) -> list[Any]:
+    """The values of a list; a single value as a list of it."""
+    return value if isinstance(value, list) else [value]
 
 
-def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    return any(value == one and (type(value) is bool) == (type(one) is bool) for one in neutral)
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and {type(number) for number in value} == {int}
 
 
 def read_chat(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:
@@ -314,12 +427,10 @@ def read_chat(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> A
     Raises:
         Refused: it is wrong, or asks for what is not done here.
     """
-    fields = _Fields(body)
-    messages = fields.take("messages", None, lambda x: isinstance(x, list) and len(x) > 0, "a list of messages")
-    if messages is None:
-        raise Refused(400, "messages, is missing; send a list of messages", "messages")
-    turns = [_turn(message, f"messages[{place}]") for place, message in enumerate(messages)]
-    if turns[-1][0] != USER:
+    fields = Fields(body)
+    messages: list[Any] = fields.take("messages", [], "a list of messages", lambda x: isinstance(x, list))
+    turns = [_turn(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    if not turns or turns[-1][0] != USER:
         raise Refused(400, "messages, must end with the user's; it is to be answered", "messages")
     ignored = {f"messages[].{name}" for message in messages for name in WORDLESS if message.get(name)}
     asked = _settings(fields, defaults)
@@ -328,20 +439,16 @@ def read_chat(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> A
 
 def _turn(message: Any, param: str) -> Turn:
     role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(role, str) or role not in ROLES:
-        wrong = "needs a role" if role is None else f"has the role {str(role)[:100]!r}, which is not read here"
-        raise Refused(400, f"{param}, {wrong}; allowed: {', '.join(ROLES)}", param)
+    if role not in list(ROLES):  # It may be what no set can hold.
+        raise Refused(400, f"{param}, has the role {str(role)[:100]!r}; allowed: {', '.join(ROLES)}", param)
     content = message.get("content")
-    if content is None and role == "assistant" and any(message.get(name) for name in WORDLESS):
+    if content is None and any(message.get(name) for name in WORDLESS):
         content = ""
-    if isinstance(content, list):  # parts, of which text alone can be read
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        if not all(isinstance(part, str) for part in parts):
-            raise Refused(400, f"{param}, has a part without text; this model reads only text", param)
-        content = "".join(map(str, parts))
-    if not isinstance(content, str):
+    # Of a list of parts, text alone can be read.
+    parts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in _listed(content)]
+    if not all(isinstance(part, str) for part in parts):
         raise Refused(400, f"{param}, needs content; allowed: text, or parts of the type text", param)
-    return ROLES[role], content
+    return ROLES[str(role)], "".join(parts)
 
 
 def read_completion(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:
@@ -350,28 +457,10 @@ def read_completion(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     Raises:
         Refused: it is wrong, or asks for what is not done here.
     """
-    fields = _Fields(body)
-    several = _several(fields, "prompt", "prompts", MOST_PROMPTS)
+    fields = Fields(body)
+    prompts = fields.prompts("prompt", MOST_PROMPTS)
     asked = _settings(fields, defaults)
-    prompts = (texts.plain(one, "prompt") if isinstance(one, str) else texts.given(one, "prompt") for one in several)
-    return replace(asked, prompts=tuple(prompts))
-
-
-def _several(fields: _Fields, param: str, word: str, most: int) -> list[Any]:
-    """Texts, or lists of token ids, of which a body may also give a single one."""
-    given = fields.take(param, None, lambda x: isinstance(x, (str, list)) and len(x) > 0, "text, or token ids")
-    if given is None:
-        raise Refused(400, f"{param}, is missing; send a text, or a list of them", param)
-    several = given if isinstance(given, list) and not _are_ids(given) else [given]
-    if len(several) > most:
-        raise Refused(400, f"{param}, are {len(several)} {word}; allowed: {most} in one request", param)
-    if not all(isinstance(one, str) or (isinstance(one, list) and one and _are_ids(one)) for one in several):
-        raise Refused(400, f"{param}, is none; allowed: text, token ids, or a list of either", param)
-    return several
-
-
-def _are_ids(values: list[Any]) -> bool:
-    return all(type(value) is int for value in values)
+    return replace(asked, prompts=tuple(texts.plain(prompt, "prompt") for prompt in prompts))
 
 
 def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> AskedVectors:
@@ -380,16 +469,15 @@ def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     Raises:
         Refused: it is wrong, or asks for what is not done here.
     """
-    fields = _Fields(body)
-    several = _several(fields, "input", "texts", MOST_INPUTS)
-    form = fields.take("encoding_format", "float", lambda x: x in ("float", "base64"), "float or base64")
     assert texts.embedder is not None
     width = texts.embedder.width
+    fields = Fields(body)
+    prompts = fields.prompts("input", MOST_INPUTS)
+    form = fields.take("encoding_format", "float", "float or base64", lambda x: x in ("float", "base64"))
     fields.whole("dimensions", width, width, width)
     unknown = fields.end()
-    rows = (texts.embedded(one, "input") for one in several)
-    packed = tuple((np.array(ids, np.int32), own) for ids, own in rows)
-    return AskedVectors(packed, form == "base64", unknown)
+    rows = (texts.embedded(prompt, "input") for prompt in prompts)
+    return AskedVectors(tuple((np.array(ids, np.int32), own) for ids, own in rows), form == "base64", unknown)
 
 
 def read_labels(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> AskedLabels:
@@ -398,17 +486,10 @@ def read_labels(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) ->
     Raises:
         Refused: it is wrong.
     """
-    fields = _Fields(body)
-    several = fields.take("input", "", _are_texts, f"a text, or a list of up to {MOST_INPUTS} texts")
+    fields = Fields(body)
+    rows = fields.texts("input", f"a text, or a list of up to {MOST_INPUTS} texts", MOST_INPUTS) or [""]
     unknown = fields.end()
-    rows = [several] if isinstance(several, str) else several
-    return AskedLabels(tuple(texts.labelled(one, "input") for one in rows), unknown)
-
-
-def _are_texts(value: Any) -> bool:
-    several = [value] if isinstance(value, str) else value
-    is_list = isinstance(several, list) and 0 < len(several) <= MOST_INPUTS
-    return is_list and all(isinstance(one, str) for one in several)
+    return AskedLabels(tuple(texts.labelled(row, "input") for row in rows), unknown)
 
 
 def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:
@@ -417,54 +498,41 @@ def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) 
     Raises:
         Refused: it is wrong.
     """
-    fields = _Fields(body)
-    text = fields.take("input_txt", "", lambda x: isinstance(x, str), "text")
-    if not text:
+    fields = Fields(body)
+    question = fields.take("input_txt", "", "text", lambda x: isinstance(x, str))
+    if not question:
         raise Refused(406, "input_txt, is empty; send a question", "input_txt")
-    history = fields.take("history", [], _is_history, "a list of [question, answer]")
+    history = fields.take("history", [], "a list of [question, answer]", _is_history)
     unknown = fields.end()
-    turns = [turn for question, answer in history for turn in ((USER, question), (ASSISTANT, answer))]
-    return Asked((texts.conversation([*turns, (USER, text)], "input_txt"),), defaults, unknown=unknown)
+    turns = [turn for pair in history for turn in zip((USER, ASSISTANT), pair, strict=True)]
+    return Asked((texts.conversation([*turns, (USER, question)], "input_txt"),), defaults, unknown=unknown)
 
 
 def _is_history(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in value
-    )
+    return isinstance(value, list) and all([type(text) for text in _listed(pair)] == [str, str] for pair in value)
 
 
-def _settings(fields: _Fields, defaults: GenerateConfig) -> Asked:
-    limit = fields.take("max_tokens", -1, _is_limit, "1 or more")
-    limit = int(fields.take("max_completion_tokens", limit, _is_limit, "1 or more"))
+def _settings(fields: Fields, defaults: GenerateConfig) -> Asked:
+    # Longer answers than the model writes here end with finish_reason "length".
+    longest = fields.whole("max_tokens", defaults.max_new_tokens, 1, 2**63)
+    longest = fields.whole("max_completion_tokens", longest, 1, 2**63)
     how = replace(
         defaults,
-        # -1 is how some clients leave it open; longer answers than the model writes here end with finish_reason "length"
-        max_new_tokens=min(limit, defaults.max_new_tokens) if limit > 0 else defaults.max_new_tokens,
+        max_new_tokens=min(longest, defaults.max_new_tokens),
         temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
-        top_p=max(fields.number("top_p", defaults.top_p, 0.0, 1.0), 1e-6),  # 0 asks for the likeliest alone
-        top_k=max(fields.whole("top_k", defaults.top_k, -1, 2**31), 0),  # -1 and 0: of all tokens
+        top_p=max(fields.number("top_p", defaults.top_p, 0.0, 1.0), 1e-6),  # 0 asks for the likeliest alone.
+        top_k=max(fields.whole("top_k", defaults.top_k, -1, 2**31), 0),  # -1 and 0: of all tokens.
         repetition_penalty=fields.number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
         no_repeat_ngram_size=fields.whole("no_repeat_ngram_size", defaults.no_repeat_ngram_size, 0, 65536),
     )
-    stop = fields.take("stop", [], _is_stop, f"a text, or up to {MOST_STOPS}, of up to {LONGEST_STOP} characters")
-    options = fields.take("stream_options", {}, lambda x: isinstance(x, dict), "a table")
-    seed = fields.whole("seed", -1, -(2**63), 2**63 - 1)
+    options = fields.take("stream_options", {}, "a table", lambda x: isinstance(x, dict))
     return Asked(
         (),
         how,
         count=fields.whole("n", 1, 1, MOST_CHOICES),
-        seed=None if seed == -1 else seed,  # -1 asks for any, as in vLLM and llama.cpp
-        stops=tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text),  # "" ends nothing
-        is_streamed=fields.take("stream", False, lambda x: type(x) is bool, "true or false"),
+        seed=fields.whole("seed", None, -(2**63), 2**63 - 1),
+        stops=tuple(filter(None, fields.texts("stop", STOPS_ALLOWED, MOST_STOPS, LONGEST_STOP))),  # "" ends nothing.
+        is_streamed=fields.take("stream", False, "true or false", lambda x: type(x) is bool),
         with_usage=options.get("include_usage") is True,
         unknown=fields.end(),
-    )
-
-
-def _is_stop(value: Any) -> bool:
-    several = [value] if isinstance(value, str) else value
-    return (
-        isinstance(several, list)
-        and len(several) <= MOST_STOPS
-        and all(isinstance(one, str) and len(one) <= LONGEST_STOP for one in several)
     )

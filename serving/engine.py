@@ -117,11 +117,8 @@ class Engine:
             Refused: too many wait, or the engine has ended.
         """
         with self._changed:
-            if self._is_closed:
-                raise Refused(503, "the server is being ended")
-            free, waiting = max(0, self.capacity.rows - len(self._running)), len(self._waiting)
-            if waiting + len(answers) > self.queue_limit + free:
-                raise Refused(429, f"{waiting} answers wait already; come again", code="rate_limit_exceeded")
+            free = max(0, self.capacity.rows - len(self._running))
+            self._refuse_if_full(len(self._waiting), len(answers), self.queue_limit + free)
             self._waiting.extend(answers)
             self._changed.notify()
 
@@ -133,14 +130,16 @@ class Engine:
         """
         future = Future[Result]()
         with self._changed:
-            if self._is_closed:
-                raise Refused(503, "the server is being ended")
-            if len(self._computations) > self.queue_limit:
-                waiting = len(self._computations)
-                raise Refused(429, f"{waiting} requests wait already; come again", code="rate_limit_exceeded")
+            self._refuse_if_full(len(self._computations), 1, self.queue_limit + 1)
             self._computations.append((future, work))
             self._changed.notify()
         return future
+
+    def _refuse_if_full(self, waiting: int, more: int, most: int) -> None:
+        if self._is_closed:
+            raise Refused(503, "the server is being ended")
+        if waiting + more > most:
+            raise Refused(429, f"{waiting} wait already; come again", code="rate_limit_exceeded")
 
     def _compute_next(self) -> None:
         with self._changed:
@@ -157,14 +156,8 @@ class Engine:
     def _work(self) -> None:
         try:
             while self._wait():
-                for answer in [*self._running, *self._waiting]:
-                    if answer.is_left:
-                        answer.finish(problem="left")
-                        self.meters.left += 1
-                self._drop_done()
-                self._join_next()
-                if self._running:
-                    self._step()
+                if self.decoder is not None:
+                    self._write(self.decoder)
                 if self._computations:
                     self._compute_next()
                 self.hand_over()
@@ -194,54 +187,65 @@ class Engine:
             else:  # what was read and refused may have filled the memory without a step
                 self._is_pressed()
 
-    def _drop_done(self) -> None:
-        if self.decoder is None:
-            return
+    def _write(self, decoder: Decoder) -> None:
+        """Let answers leave and join, then take a step with all."""
+        for answer in [*self._running, *self._waiting]:
+            if answer.is_left:
+                answer.finish(problem="left")
+                self.meters.left += 1
+        self._drop_done(decoder)
+        if self._waiting and self._has_room(decoder, self._waiting[0]):
+            self._join_next(decoder)
+        if self._running:
+            self._step(decoder)
+
+    def _drop_done(self, decoder: Decoder) -> None:
         done = {row for row, answer in enumerate(self._running) if answer.is_done}
         if done:
-            self._running = [self._running[row] for row in self.decoder.drop(done)]
+            self._running = [self._running[row] for row in decoder.drop(done)]
         with self._changed:
             self._waiting = deque(answer for answer in self._waiting if not answer.is_done)
-        self.tokens = self.decoder.cache.tokens_with()
+        self.tokens = decoder.cache.tokens_with()
 
-    def _join_next(self) -> None:
-        if self.decoder is None or not self._waiting or len(self._running) >= self.capacity.rows:
-            return
-        answer = self._waiting[0]
-        limit, cache = answer.settings.max_new_tokens, self.decoder.cache
-        if self._running and (
-            cache.tokens_with([len(answer.ids)], [limit]) > self.capacity.tokens or self._is_pressed()
-        ):
-            return
+    def _has_room(self, decoder: Decoder, answer: Answer) -> bool:
+        if not self._running:
+            return True
+        tokens = decoder.cache.tokens_with([len(answer.ids)], [answer.settings.max_new_tokens])
+        fits = len(self._running) < self.capacity.rows and tokens <= self.capacity.tokens
+        return fits and not self._is_pressed()
+
+    def _join_next(self, decoder: Decoder) -> None:
         with self._changed:
-            self._waiting.popleft()
+            answer = self._waiting.popleft()
         try:
-            decoder = self.decoder
-            self._safely(lambda: decoder.join([answer.ids], limit))
-        except Exception as error:  # of this answer alone: the others go on
+            self._safely(lambda: decoder.join([answer.ids], answer.settings.max_new_tokens))
+        except Exception as error:  # Of this answer alone: the others go on.
             self._fail([answer], error)
             return
         self.meters.prompt_tokens += len(answer.ids)
         self._running.append(answer)
 
-    def _step(self) -> None:
-        assert self.decoder is not None
-        decoder = self.decoder
-        began, answers, shape = time.perf_counter(), self._running, decoder.model.config
+    def _step(self, decoder: Decoder) -> None:
+        began = time.perf_counter()
+        answers = self._running
+        shape = decoder.model.config
         newest = [answer.tokens[-1] if answer.tokens else shape.start_token_id for answer in answers]
         try:
-            tree, nodes = self.tree, np.array([answer.node for answer in answers])
-            choices = None if tree is None else tree.choices(nodes, shape.vocab_size)
+            tree = self.tree
+            choices = None
+            if tree is not None:
+                choices = tree.choices(np.array([answer.node for answer in answers]), shape.vocab_size)
             logits = self._safely(lambda: decoder.step(newest, choices))
             for answer, token in zip(answers, next_tokens(answers, logits, shape, choices), strict=True):
-                for written in [token, *([] if tree is None else tree.tail(answer.node))]:
-                    answer.take(written, shape.eos_token_id)
-        except Exception as error:  # the API goes on without these
+                answer.take(token, shape.eos_token_id)
+                for certain in [] if tree is None else tree.tail(answer.node):
+                    answer.take(certain, shape.eos_token_id)
+        except Exception as error:  # The API goes on without these.
             self._fail(answers, error)
         self.meters.step(len(answers), time.perf_counter() - began)
         if self.meters.steps % LOOK_STEPS == 0:
             self._is_pressed()
-        self._drop_done()
+        self._drop_done(decoder)
 
     def _safely(self, compute: Callable[[], Result]) -> Result:
         """Compute; where memory does not suffice, once more with everything freed that nobody uses."""

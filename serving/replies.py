@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.responses import JSONResponse, Response
 
@@ -29,53 +29,81 @@ class Finished:
 
 @dataclass(frozen=True)
 class Form:
-    """How the answers of one request are written.
+    """How the answers of one request are written: as completions.
 
     Args:
-        is_chat: chat completions, else completions. model: the name they bear.
+        model: the name they bear.
     """
 
-    is_chat: bool
     model: str
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
-
-    def _frame(self, choices: list[dict[str, Any]], is_part: bool) -> dict[str, Any]:
-        kind = ("chat.completion.chunk" if is_part else "chat.completion") if self.is_chat else "text_completion"
-        name = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.id}"
-        return {"id": name, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+    path: ClassVar[str] = "/v1/completions"
+    prefix: ClassVar[str] = "cmpl"
+    whole_kind: ClassVar[str] = "text_completion"
+    part_kind: ClassVar[str] = "text_completion"
 
     def whole(self, finished: Sequence[Finished], prompt_tokens: int) -> dict[str, Any]:
         """All answers at once."""
-        choices = [
-            {
-                "index": index,
-                **({"message": {"role": "assistant", "content": one.text}} if self.is_chat else {"text": one.text}),
-                "logprobs": None,
-                "finish_reason": one.end,
-            }
-            for index, one in enumerate(finished)
-        ]
-        return self._frame(choices, False) | {"usage": usage(prompt_tokens, sum(one.tokens for one in finished))}
+        choices = [self._choice(index, self._content(one.text), one.end) for index, one in enumerate(finished)]
+        written = sum(one.tokens for one in finished)
+        return {**self._frame(self.whole_kind, choices), "usage": usage(prompt_tokens, written)}
 
     def head(self, index: int) -> bytes:
         """The first event of an answer, which says who speaks; completions have none."""
-        return self._event(index, {"delta": {"role": "assistant", "content": ""}}) if self.is_chat else b""
+        return b""
 
     def part(self, index: int, text: str) -> bytes:
         """An event with more text."""
-        return self._event(index, {"delta": {"content": text}} if self.is_chat else {"text": text})
+        return self._event(index, self._new(text))
 
     def tail(self, index: int, end: str) -> bytes:
         """The event that says why an answer has ended."""
-        return self._event(index, {"delta": {}} if self.is_chat else {"text": ""}, end)
+        return self._event(index, self._nothing(), end)
 
     def count(self, prompt_tokens: int, written: int) -> bytes:
         """The event behind all answers that counts their tokens."""
-        return event(self._frame([], True) | {"usage": usage(prompt_tokens, written)})
+        return event({**self._frame(self.part_kind, []), "usage": usage(prompt_tokens, written)})
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _new(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _nothing(self) -> dict[str, Any]:
+        return {"text": ""}
 
     def _event(self, index: int, content: dict[str, Any], end: str | None = None) -> bytes:
-        return event(self._frame([{"index": index, **content, "logprobs": None, "finish_reason": end}], True))
+        return event(self._frame(self.part_kind, [self._choice(index, content, end)]))
+
+    def _choice(self, index: int, content: dict[str, Any], end: str | None) -> dict[str, Any]:
+        return {"index": index, **content, "logprobs": None, "finish_reason": end}
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        name = f"{self.prefix}-{self.id}"
+        return {"id": name, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+
+class ChatForm(Form):
+    """The same as chat completions."""
+
+    path: ClassVar[str] = "/v1/chat/completions"
+    prefix: ClassVar[str] = "chatcmpl"
+    whole_kind: ClassVar[str] = "chat.completion"
+    part_kind: ClassVar[str] = "chat.completion.chunk"
+
+    def head(self, index: int) -> bytes:
+        return self._event(index, {"delta": {"role": "assistant", "content": ""}})
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def _new(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def _nothing(self) -> dict[str, Any]:
+        return {"delta": {}}
 
 
 def event(content: Mapping[str, Any]) -> bytes:

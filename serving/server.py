@@ -11,6 +11,7 @@ from commands.answering import check_one_process, find_answering
 from commands.embed import Embedder
 from commands.labelling import Labeller
 from commands.text_reader import ROUNDED, text_settings
+from data.prepare.encode import TextEncoder
 from language import join, say
 from limits import ANSWERED_TOGETHER, few_places
 from memory.answers import AnswerBatch, HeldModel, largest
@@ -18,8 +19,8 @@ from memory.monitor import watched
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
 from serving.engine import MOST_WAITING, Capacity, Engine
-from settings.declared import Config
-from settings.fields import AUTO, listed
+from settings.declared import Config, DataConfig, GenerateConfig
+from settings.fields import AUTO, Auto, listed
 from settings.tasks import MODEL_HEADS
 from training.evaluation.answers import decoder_of
 from training.loaded_model import LoadedModel, load_model
@@ -43,11 +44,21 @@ def serve(config: Config) -> None:
     board = config.board
     token = token_of(board.token, board.host, "use this model")
     config, model, tree = find_answering(config, "serve", searches=False)
-    is_text = MODEL_HEADS[model.shape.head].writes_text
-    config = config if is_text else config.with_saved(text_settings(model))
+    least = None
+    if not MODEL_HEADS[model.shape.head].writes_text:
+        config = config.with_saved(text_settings(model))
+        least = AnswerBatch(1, 1, 1)
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
-        trained = load_model(config, model, None if is_text else AnswerBatch(1, 1, 1), tree)
-        api = api_of(trained, config)
+        trained = load_model(config, model, least, tree)
+        api = api_of(
+            trained,
+            config.data,
+            config.generate,
+            config.answer.generate_batch_size,
+            system_prompt=config.chat.system_prompt,
+            seed=config.run.seed if config.given("seed") else None,
+            name_given=str(config.checkpoint.model),
+        )
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
         server = server_of(make_app(api, token, own_names(board.host)), LEAVE_SECONDS)
@@ -72,39 +83,62 @@ def _ending_is_success(server: Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def api_of(trained: LoadedModel, config: Config) -> Api:
+def api_of(
+    trained: LoadedModel,
+    data: DataConfig,
+    generate: GenerateConfig,
+    rows: int | Auto = AUTO,
+    *,
+    system_prompt: str | None = None,
+    seed: int | None = None,
+    name_given: str = "",
+) -> Api:
     """Everything behind the addresses, made of a loaded model; its engine does not run yet.
 
+    Args:
+        data: how texts are read, and how long prompts may be. generate: how tokens are chosen where a request says nothing.
+        rows: most answers at once. name_given: by which requests may name the model, beside the name of its folder.
+        system_prompt: instructions where a request has none. seed: of requests that name none.
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
-    decoder = decoder_of(trained.blockwise) if MODEL_HEADS[trained.held.shape.head].writes_text else None
-    embedder = Embedder.of(trained, config)
-    labeller = Labeller.of(trained, config) if trained.held.shape.num_labels else None
-    budget = trained.budget
-    if decoder is None:
-        capacity = Capacity(0, 0, {"weights": trained.held.weight_bytes})
-        left = budget.limit() - sum(embedder.predict(ROUNDED).values()) - READING_BYTES
-        request_memory = max(REQUEST_BYTES * (1 + MOST_WAITING), 0 if budget.is_on_device else left // 4)
-        embedder = replace(embedder, beside_bytes=READING_BYTES + request_memory)
-        labeller = None if labeller is None else replace(labeller, beside_bytes=embedder.beside_bytes)
-    else:
-        capacity = _capacity(trained, config)
-        left = budget.limit() - sum(capacity.parts.values())
+    shape = trained.held.shape
+    encoder = TextEncoder(trained.tokenizer, data.prepare_text)
+    embedder = Embedder(trained, encoder, data.max_seq_len)
+    limit = trained.budget.limit()
+    if MODEL_HEADS[shape.head].writes_text:
+        decoder = decoder_of(trained.blockwise)
+        capacity = _capacity(trained, AnswerBatch.by(generate, 1, data.max_seq_len), rows)
         request_memory = capacity.parts["requests"] - READING_BYTES
         # The heap may take more than planned, so that half of what the plan leaves stays free.
-        request_memory += 0 if budget.is_on_device else left // 2
+        spare = (limit - sum(capacity.parts.values())) // 2
+    else:
+        decoder = None
+        capacity = Capacity(0, 0, {"weights": trained.held.weight_bytes})
+        request_memory = REQUEST_BYTES * (1 + MOST_WAITING)
+        # The other three quarters are for the texts that are being read.
+        spare = (limit - sum(embedder.predict(ROUNDED).values()) - READING_BYTES) // 4
+    if not trained.budget.is_on_device:
+        request_memory += max(0, spare)
+    if decoder is None:
+        embedder = replace(embedder, beside_bytes=READING_BYTES + request_memory)
+    labeller = None
+    if shape.num_labels:
+        labeller = Labeller(trained, encoder, data.max_seq_len, beside_bytes=embedder.beside_bytes)
     engine = Engine(decoder, capacity, trained.monitor, trained.device, trained.tree)
-    longest, system = config.data.max_seq_len, config.chat.system_prompt
-    texts = Texts(trained.tokenizer, trained.template, longest, system, embedder, labeller)
-    name = trained.folder.resolve().name
-    written = trained.folder / "config.json"
-    made = int(written.stat().st_mtime) if written.is_file() else 0
+    texts = Texts(trained.tokenizer, trained.template, data.max_seq_len, system_prompt, embedder, labeller)
+    folder = trained.folder.resolve()
+    weights = trained.folder / "config.json"
     return Api(
-        engine, texts, name, made, ByteBudget(request_memory), config.generate,
-        seed=config.run.seed if config.given("seed") else None,
-        other_names=frozenset([str(config.checkpoint.model), str(trained.folder), str(trained.folder.resolve())]),
-    )  # fmt: skip
+        engine,
+        texts,
+        folder.name,
+        int(weights.stat().st_mtime) if weights.is_file() else 0,
+        ByteBudget(request_memory),
+        generate,
+        seed=seed,
+        other_names=frozenset([name_given, str(trained.folder), str(folder)]),
+    )
 
 
 def capacity_of(held: HeldModel, longest: AnswerBatch, budget_bytes: int, reserved_bytes: int) -> Capacity | None:
@@ -131,18 +165,19 @@ def capacity_of(held: HeldModel, longest: AnswerBatch, budget_bytes: int, reserv
     return Capacity(rows, tokens, parts(rows, tokens))
 
 
-def _capacity(trained: LoadedModel, config: Config) -> Capacity:
-    """What the budget holds of the longest answers. What requests may hold at least stays free for them."""
-    requested = config.answer.generate_batch_size
-    rows = ANSWERED_TOGETHER if requested == AUTO else min(int(requested), ANSWERED_TOGETHER)
+def _capacity(trained: LoadedModel, one: AnswerBatch, rows: int | Auto) -> Capacity:
+    """What the budget holds of the longest answers. What requests may hold at least stays free for them.
+
+    Args:
+        one: the longest answer.
+    """
+    most = ANSWERED_TOGETHER if rows == AUTO else min(int(rows), ANSWERED_TOGETHER)
     choices = 0 if trained.tree is None else trained.tree.most_choices(1)
-    longest = AnswerBatch.by(config.generate, rows, config.data.max_seq_len)
-    longest = replace(longest, sampled=True, choices=choices)
-    largest_request = request_bytes(longest.source_tokens, 1, longest.new_tokens)
+    one = replace(one, sampled=True, choices=choices)
+    largest_request = request_bytes(one.source_tokens, 1, one.new_tokens)
     reserved_bytes = READING_BYTES + max(REQUEST_BYTES * MOST_WAITING, largest_request - REQUEST_BYTES)
-    capacity = capacity_of(trained.held, longest, trained.budget.limit(), reserved_bytes)
+    capacity = capacity_of(trained.held, replace(one, rows=most), trained.budget.limit(), reserved_bytes)
     if capacity is None:
-        one = replace(longest, rows=1)
         needed = capacity_of(trained.held, one, 2**62, reserved_bytes)
         assert needed is not None
         raise trained.too_little(one, needed.parts)

@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
     """Serve until SIGTERM."""
     folder, tokens = arguments
     config = load("serve", {"model": folder, "max_new_tokens": tokens, "max_seq_len": "512"})
-    api = api_of(load_model(config, find_model(config)), config)
+    api = api_of(load_model(config, find_model(config)), config.data, config.generate)
     api.engine = OneByOne(Path(folder), api.engine)
     listener = listen("127.0.0.1", 0)
     print(f"serving at {address_of('127.0.0.1', listener)}/v1", flush=True)

@@ -462,7 +462,7 @@ def test_the_budget_counts_the_tree(folder: Path) -> None:
     assert held > 0.8 * tree.num_bytes
     assert sum(trained.predict(batch).values()) - sum(without.predict(batch).values()) > held + 40 * count
     serving = load("serve", {"model": str(folder), "max_seq_len": "32"})
-    capacities = [api_of(one, serving).engine.capacity for one in (without, trained)]
+    capacities = [api_of(one, serving.data, serving.generate).engine.capacity for one in (without, trained)]
     assert sum(capacities[1].parts.values()) > sum(capacities[0].parts.values()) + 40 * count
 
 

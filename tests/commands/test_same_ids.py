@@ -128,10 +128,7 @@ def test_every_command_makes_the_same_ids(
     commands.chat.chat(settings("chat", folder, tmp_path, history_turns=0, **used))
 
     config = settings("serve", folder, tmp_path, **used)
-    api = api_of(
-        load_model(config, find_model(config)),
-        config,
-    )
+    api = api_of(load_model(config, find_model(config)), config.data, config.generate)
     monkeypatch.setattr(api.engine.decoder, "join", spying("serve", api.engine.decoder.join))
     with TestClient(make_app(api, "", ("box",)), base_url="http://127.0.0.1:8400") as client:
         for prompt in PROMPTS:

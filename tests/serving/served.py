@@ -15,8 +15,8 @@ from torch import Tensor
 
 from model.decoding.answer_tree import Choices
 from model.decoding.generation import generate
+from serving import server
 from serving.app import Api, make_app
-from serving.server import api_of
 from settings.declared import Config
 from settings.loading import load
 from tests.training.small_trained import save_trained
@@ -46,6 +46,19 @@ def trained() -> LoadedModel:
     """The model, loaded once."""
     config = settings()
     return load_model(config, find_model(config))
+
+
+def api_of(model: LoadedModel, config: Config) -> Api:
+    """A server's inside as its settings have it; its engine does not run yet."""
+    return server.api_of(
+        model,
+        config.data,
+        config.generate,
+        config.answer.generate_batch_size,
+        system_prompt=config.chat.system_prompt,
+        seed=config.run.seed if config.given("seed") else None,
+        name_given=str(config.checkpoint.model),
+    )
 
 
 def make_api(queue_limit: int = 8, **flags: Any) -> Api:

@@ -14,8 +14,7 @@ from starlette.testclient import TestClient
 
 from model.decoding.answer_tree import AnswerTree
 from serving.app import BODY_BYTES, Api
-from serving.server import api_of
-from tests.serving.served import NAME, Gate, alone, client_of, make_api, prompt_ids, settings, trained
+from tests.serving.served import NAME, Gate, alone, api_of, client_of, make_api, prompt_ids, settings, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN = "a-token-of-some-length"

@@ -18,9 +18,8 @@ from commands.text_reader import text_settings
 from memory.answers import AnswerBatch
 from serving.asking import OPEN_BYTES
 from serving.model import Model
-from serving.server import api_of
 from settings.loading import load
-from tests.serving.served import client_of, make_api, settings, trained
+from tests.serving.served import api_of, client_of, make_api, settings, trained
 from tests.training.small_trained import SHAPE, save_trained
 from training.loaded_model import load_model
 from training.saved_model import SavedModel, find_model
