@@ -70,9 +70,8 @@ class Answer(Row):
         self._held += self._stop_texts.push(text + (self._pieces.rest() if end else ""))
         if self._stop_texts.is_reached:
             end = STOP
-        elif end:
-            self._held += self._stop_texts.rest()
         if end:
+            self._held += self._stop_texts.rest()
             self.finish(end)
         elif self._held and self.is_streamed:
             self.send(Update(self._held))

@@ -488,8 +488,8 @@ async def _whole(api: Api, request: Request, flow: Flow) -> list[Finished]:
             raise ClientDisconnect
         return work.result()
     finally:
-        for task in (work, leaving):
-            task.cancel()
+        work.cancel()
+        leaving.cancel()
         await asyncio.gather(work, leaving, return_exceptions=True)
 
 

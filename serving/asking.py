@@ -267,9 +267,7 @@ class Texts:
         if not isinstance(text, str):
             ids = list(self.given(text, param))
             return ids, slice(0, len(ids) - 1)
-        if not text.strip():
-            raise Refused(400, f"{param}, is empty; send a text", param)
-        self._check_letters(len(text), param)
+        self._check_text(text, param)
         with self._lock:
             ids, own = replace(self.embedder, longest=2**62).tokens(text)
         self._ended(ids[:-1], param)
@@ -282,9 +280,7 @@ class Texts:
             Refused: it is too long, or blank.
         """
         assert self.labeller is not None
-        if not text.strip():
-            raise Refused(400, f"{param}, is empty; send a text", param)
-        self._check_letters(len(text), param)
+        self._check_text(text, param)
         with self._lock:
             encoded = replace(self.labeller, longest=2**62).encode(text)
         self._ended(encoded.ids[:-1], param)
@@ -295,12 +291,17 @@ class Texts:
         eos, size = self._tokenizer.eos_id, self._tokenizer.size
         if any(not 0 <= number < size for number in ids):
             raise Refused(400, f"{param}: token ids are 0 to {size - 1}", param)
-        return self._ended(list(ids[:-1] if ids and ids[-1] == eos else ids), param)
+        return self._ended(list(ids[:-1] if ids[-1] == eos else ids), param)
 
     def _ended(self, ids: list[int], param: str) -> tuple[int, ...]:
         if len(ids) >= self.longest:
             raise self._too_long(f"has {len(ids) + 1:,} tokens with the end token", param)
         return (*ids, self._tokenizer.eos_id)
+
+    def _check_text(self, text: str, param: str) -> None:
+        if not text.strip():
+            raise Refused(400, f"{param}, is empty; send a text", param)
+        self._check_letters(len(text), param)
 
     def _check_letters(self, letters: int, param: str) -> None:
         if letters > LONGEST_TOKEN * self.longest:

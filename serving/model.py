@@ -38,10 +38,9 @@ class Model:
 
     def __init__(self, folder: str | Path, **settings: Any) -> None:
         self._settings = {"model": str(folder), **settings}
-        self._use: tuple[str, str | int | None] | None = None
+        self._loaded: dict[tuple[str, str | int | None], LoadedModel] = {}  # by what it is used for, at most one
         self._config: Config
         self._answering: Written | Labelled
-        self._loaded: LoadedModel | None = None
 
     def answer(self, prompts: Sequence[str], memory_budget: str | int | None = None) -> list[Any]:
         """One answer to each prompt, in their order, as `generate` writes it; a blank prompt has a blank answer.
@@ -78,9 +77,9 @@ class Model:
     def _load(self, command: str, memory_budget: str | int | None) -> LoadedModel:
         """The model as the command would load it, kept from the last call where that was for the same use."""
         use = (command, memory_budget)
-        if self._loaded is not None and self._use == use:
-            return self._loaded
-        self._loaded = None  # Its memory is free before the model is loaded in another way.
+        if use in self._loaded:
+            return self._loaded[use]
+        self._loaded.clear()  # Its memory is free before the model is loaded in another way.
         check_one_process(command)
         budget = {} if memory_budget is None else {"memory_budget": str(memory_budget)}
         config = load(command, {**self._settings, **budget})
@@ -93,6 +92,5 @@ class Model:
             refuse_several_adapters(saved)
             self._config = config.with_saved(text_settings(saved))
             loaded = load_model(self._config, saved, AnswerBatch(1, self._config.data.max_seq_len, 1))
-        self._use = use
-        self._loaded = loaded
+        self._loaded[use] = loaded
         return loaded

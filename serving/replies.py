@@ -14,7 +14,15 @@ from typing import Any, ClassVar
 
 from starlette.responses import JSONResponse, Response
 
-TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+    504: "server_error",
+}
 END = b"data: [DONE]\n\n"
 
 
@@ -118,7 +126,7 @@ def usage(prompt_tokens: int, written: int) -> dict[str, int]:
 
 def problem(status: int, text: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """What went wrong, as clients read it."""
-    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    kind = TYPES.get(status, "invalid_request_error")
     return {"error": {"message": text, "type": kind, "param": param, "code": code}}
 
 
@@ -126,4 +134,4 @@ def refusal(
     status: int, text: str, param: str | None = None, code: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     """The answer to a request that cannot be done."""
-    return JSONResponse(problem(status, text, param, code), status, dict(headers or {}))
+    return JSONResponse(problem(status, text, param, code), status, headers)

@@ -128,12 +128,11 @@ def api_of(
     engine = Engine(decoder, capacity, trained.monitor, trained.device, trained.tree)
     texts = Texts(trained.tokenizer, trained.template, data.max_seq_len, system_prompt, embedder, labeller)
     folder = trained.folder.resolve()
-    weights = trained.folder / "config.json"
     return Api(
         engine,
         texts,
         folder.name,
-        int(weights.stat().st_mtime) if weights.is_file() else 0,
+        int(folder.stat().st_mtime),
         ByteBudget(request_memory),
         generate,
         seed=seed,

@@ -28,10 +28,14 @@ POLICY = (
     "font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer", "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-cache",
-}  # fmt: skip
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
 
 
 WITHOUT_TOKEN = (
@@ -58,8 +62,12 @@ class Guard:
         open_paths: Iterable[str] = (),
         refuse: Callable[[int, str], Response] = lambda code, text: PlainTextResponse(text, code),
     ) -> None:
-        self._app, self._token, self._is_page, self._refuse = app, token, is_page, refuse
-        self._hosts, self._open_paths = {*LOOPBACK_NAMES, *(host.lower() for host in hosts)}, {*open_paths}
+        self._app = app
+        self._token = token
+        self._is_page = is_page
+        self._refuse = refuse
+        self._hosts = {*LOOPBACK_NAMES, *map(str.lower, hosts)}
+        self._open_paths = {*open_paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:
@@ -88,37 +96,36 @@ class Guard:
 
     def _is_ours(self, host: str) -> bool:
         try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
+            name = urlsplit(f"//{host}").hostname
+            if name in self._hosts:
+                return True
+            ipaddress.ip_address(str(name))  # No foreign name resolves to an address that is written out.
         except ValueError:
             return False
-        if name in self._hosts:
-            return True
-        try:
-            ipaddress.ip_address(name)  # no foreign name resolves to an address that is written out
-        except ValueError:
-            return False
-        return bool(self._token)  # bound to the loopback, only its own addresses are meant
+        return bool(self._token)  # Bound to the loopback, only its own addresses are meant.
 
     def _ask_for_token(self, scope: Scope, headers: Headers) -> Response | None:
-        client, port = (scope.get("client") or ("",))[0], (scope.get("server") or ("", 0))[1]
+        client = scope["client"][0]
+        port = scope["server"][1]
         # What a browser keeps instead of the token: it sends its cookies to every server of this host, whatever the port, and nobody
         # else can use it from another address. Two pages of one host would take each other's cookie, but for its name.
         cookie = f"{COOKIE}_{port}"
         kept = hmac.new(self._token.encode("utf8"), f"{client} {port}".encode(), "sha256").hexdigest()
-        query = dict(parse_qsl(scope["query_string"].decode("latin1"))) if self._is_page else {}
-        given = query.pop("token", None)
-        if given is not None and scope["method"] == "GET":
-            if not _is_equal(given, self._token):
+        cookies = cookie_parser(headers.get("cookie", ""))
+        query = dict(parse_qsl(scope["query_string"].decode("latin1")))
+        word, _, key = headers.get("authorization", "").partition(" ")
+        if self._is_page and scope["method"] == "GET" and "token" in query:
+            if not _is_equal(query.pop("token"), self._token):
                 return self._refuse(401, "wrong token")
-            there = scope["path"] + (f"?{urlencode(query)}" if query else "")
-            moved = RedirectResponse(there if there.startswith("/") and not there.startswith("//") else "/", 303)
+            # A path that begins with two slashes, or slash and backslash, would lead to another site.
+            path = "/" + scope["path"].lstrip("/\\")
+            moved = RedirectResponse(f"{path}?{urlencode(query)}".removesuffix("?"), 303)
             moved.set_cookie(cookie, kept, httponly=True, samesite="strict", max_age=30 * 86400)
             return moved
-        word, _, key = headers.get("authorization", "").partition(" ")
         if word.lower() == "bearer":
             is_known = _is_equal(key.strip(), self._token)
         else:
-            is_known = self._is_page and _is_equal(cookie_parser(headers.get("cookie", "")).get(cookie, ""), kept)
+            is_known = self._is_page and _is_equal(cookies.get(cookie, ""), kept)
         if is_known:
             return None
         refused = self._refuse(401, WITHOUT_TOKEN if self._is_page else "send the key: Authorization: Bearer KEY")
@@ -134,10 +141,8 @@ def _is_same_site(headers: Headers, method: str) -> bool:
     """Whether a request comes from this page, from no page at all, or merely opens it from a link."""
     origin = headers.get("origin")
     if origin is not None:
-        try:
-            return urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
-        except ValueError:
-            return False
+        host = headers.get("host", "").lower()
+        return origin.lower() in (f"http://{host}", f"https://{host}")
     site = headers.get("sec-fetch-site", "none")
     is_opened = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
-    return site in ("none", "same-origin") or is_opened
+    return is_opened or site in ("none", "same-origin")

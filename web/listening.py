@@ -36,18 +36,19 @@ def token_of(asked: str | None, host: str, what: str = "start programs here") ->
     is_local = host == "localhost" or _is_loopback(host)
     if asked == AUTO:
         return "" if is_local else secrets.token_urlsafe(18)
-    if not asked and not is_local:
+    token = asked or ""
+    if not token and not is_local:
         raise UserError(
             "--token = none, would let anybody who reaches {host} {what}; omit it, and a random one is generated",
             host=host,
             what=what,
         )
-    if asked and len(asked) < LEAST_TOKEN:
+    if 0 < len(token) < LEAST_TOKEN:
         raise UserError(
             "--token = ..., is shorter than {least_token} letters; omit it, and a random one is generated",
             least_token=LEAST_TOKEN,
         )
-    return asked or ""
+    return token
 
 
 def _is_loopback(host: str) -> bool:

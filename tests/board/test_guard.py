@@ -123,8 +123,9 @@ def test_the_token_opens_by_header_and_by_cookie(tmp_path: Path) -> None:
 
 def test_the_token_leads_to_no_other_site(tmp_path: Path) -> None:
     client = Page(tmp_path, TOKEN).client()
-    moved = client.get(f"//evil.example/?token={TOKEN}")
-    assert not moved.headers.get("location", "/").startswith("//")
+    for path in ("//evil.example/", "/\\evil.example/", "/%5Cevil.example/"):
+        moved = client.get(f"{path}?token={TOKEN}")
+        assert not moved.headers.get("location", "/").startswith(("//", "/\\")), path
 
 
 # --- paths ---
