@@ -7,7 +7,7 @@ configuration and a budget, drawn at random, run under a hard cgroup limit of bu
 finishes or is refused before it trains. answers: commands that answer and convert, under budgets closed in on by halving: no
 peak above its budget, none refused that fits at 90% of it, and none killed under a hard limit of that size. Every case
 is noted as it ends, so that an interrupted benchmark continues where it was; --cases=N runs at most N more. The page gets
-tables and a picture of all cases so far.
+tables of all cases so far.
 """
 
 from __future__ import annotations
@@ -21,11 +21,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import ROOT, SummaryRow, show_section
 from benchmarks.parts import children, large_inputs, watched
 from benchmarks.parts.answer_budgets import answers_body, cases, close_in, judged, write_preferences, write_prompts
-from benchmarks.parts.contract_page import ROOM_ABOVE_BUDGET, accuracy_body, budgets_body, draw_picture, keeping_body
+from benchmarks.parts.contract_page import (
+    ROOM_ABOVE_BUDGET,
+    accuracy_body,
+    accuracy_summary,
+    budgets_body,
+    keeping_body,
+    keeping_summary,
+)
 from benchmarks.parts.hard_limit import HardLimit
-from benchmarks.parts.results import ROOT, write_section
 from benchmarks.parts.rows import write_rows
 from devices.cores import usable_cores
 from units import MIB
@@ -199,6 +206,11 @@ PARTS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], str]]] = {
     "keeping": ("Budgets under a hard limit", keeping_body),
 }
 
+SUMMARIES: dict[str, Callable[[list[dict[str, Any]]], list[SummaryRow]]] = {
+    "accuracy": accuracy_summary,
+    "keeping": keeping_summary,
+}
+
 
 def main(arguments: list[str]) -> None:
     """Run the parts that are named, all by default, and write the page."""
@@ -214,9 +226,8 @@ def main(arguments: list[str]) -> None:
             print(f"keeping: skipped, {HardLimit.why_not()}")
             continue
         run_part(part, most, notes)
-        if part == "accuracy":
-            draw_picture(notes[part])
-        write_section(f"contract-{part}", heading, body(notes[part]), notes[part])
+        summary = SUMMARIES[part](notes[part]) if part in SUMMARIES else []
+        show_section(f"contract-{part}", heading, body(notes[part]), notes[part], summary)
 
 
 if __name__ == "__main__":

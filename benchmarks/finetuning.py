@@ -20,9 +20,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.page import ROOT, SummaryRow, markdown, show_section
 from benchmarks.parts import children
 from benchmarks.parts.finetuning_data import Setting
-from benchmarks.parts.results import ROOT, markdown, show_section
 from benchmarks.parts.rows import read_rows
 from units import format_size
 
@@ -203,6 +203,20 @@ def about(setting: Setting) -> str:
     )
 
 
+def summary(model: str, runs: list[dict[str, Any]]) -> list[SummaryRow]:
+    """The least peak of this project and of the peer, all weights trained."""
+    peaks = {
+        side: [
+            run["peak_bytes"] for run in runs if run["kind"] == "full" and run["side"] == side and "failed" not in run
+        ]
+        for side in ("ours", "peer")
+    }
+    if not all(peaks.values()):
+        return []
+    work = f"finetuning all weights of {model}"
+    return [("memory", work, format_size(min(peaks["ours"])), format_size(min(peaks["peer"])))]
+
+
 def main(arguments: list[str]) -> None:
     """Measure the systems, print the table and write it."""
     words, options = children.options_of(arguments, OPTIONS, str(__doc__))
@@ -222,7 +236,10 @@ def main(arguments: list[str]) -> None:
                 print(json.dumps(runs[-1]), flush=True)
     heading = f"Finetuning {setting.model}, compared with transformers and PEFT"
     body = "\n\n".join([about(setting), table(runs), *verdicts(runs)])
-    show_section(f"finetuning-{setting.model}", heading, body, runs, options["write"] == "True")
+    is_written = options["write"] == "True"
+    show_section(
+        f"finetuning-{setting.model}", heading, body, runs, summary(setting.model, runs), is_written=is_written
+    )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 The same random weights in Hugging Face T5 and here, greedy and beam search, all answers of full length: in fp32, with
 bf16 weights, and here with int8 weights, which the peer has none of on a CPU. All take turns in one process on one thread,
 and the least processor time of the turns counts, so that other work on the machine hardly does.
-
-`python -m benchmarks.generation answers [--answers=1000000] [--beams=20]`: answers from a list, see `parts/answer_lists.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.page import markdown, show_section
 from benchmarks.parts.children import options_of
-from benchmarks.parts.results import markdown, show_section
 from devices.cpu import CpuDevice
 from engine.weights import weight_store_for
 from model import hf_format
@@ -122,8 +120,6 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 def main(arguments: list[str]) -> None:
     """Measure all cases; all flags are --name=value."""
-    if "answers" in arguments:
-        return answer_lists(arguments)
     _, options = options_of(arguments, {"model": "t5-small", "repeats": "3", "write": "True"}, str(__doc__))
     name, repeats = options["model"], int(options["repeats"])
     warnings.simplefilter("ignore")
@@ -133,20 +129,7 @@ def main(arguments: list[str]) -> None:
         runs.append(measure(case, ways, T5ModelConfig(**model_presets()[name]).vocab_size, repeats))
         print(json.dumps(runs[-1]), flush=True)
     heading, body = f"Generating answers: {name}, one thread", table(runs)
-    show_section(f"generation-{name}", heading, body, runs, options["write"] == "True")
-
-
-def answer_lists(arguments: list[str]) -> None:
-    """Measure answers from a list."""
-    from benchmarks.parts import answer_lists
-
-    _, options = options_of(arguments, answer_lists.OPTIONS, answer_lists.__doc__ or "")
-    warnings.simplefilter("ignore")
-    figures = answer_lists.measure(options)
-    heading = f"Answers from a list of {int(options['answers']):,}: {options['model']}, {options['rows']} rows of {options['source']} tokens, {options['beams']} beams, {options['threads']} threads"
-    body = answer_lists.table(figures)
-    print(json.dumps(figures), flush=True)
-    show_section(f"generation-answers-{options['model']}", heading, body, figures, options["write"] == "True")
+    show_section(f"generation-{name}", heading, body, runs, is_written=options["write"] == "True")
 
 
 if __name__ == "__main__":

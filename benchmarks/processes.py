@@ -15,9 +15,9 @@ import sys
 from typing import Any
 
 from benchmarks.contract import data_file
+from benchmarks.page import markdown, show_section
 from benchmarks.parts import watched
 from benchmarks.parts.children import options_of
-from benchmarks.parts.results import markdown, write_section
 from devices.cores import usable_cores
 from units import format_size
 
@@ -66,10 +66,8 @@ def main(arguments: list[str]) -> None:
     for ranks in (1, count):
         cases.append(measure(ranks, options))
         print(json.dumps(cases[-1]), flush=True)
-    table = body(cases)
-    print(table)
     heading = f"{count} processes on one machine: {options['model']}, {options['rows']} rows of at most {options['tokens']} + {options['tokens']} tokens"
-    write_section("processes", heading, table, cases)
+    show_section("processes", heading, body(cases), cases)
 
 
 if __name__ == "__main__":

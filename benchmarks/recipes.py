@@ -38,10 +38,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import FIGURES, PAGE, ROOT, SummaryRow, class_folder, markdown, show_section, write_part
 from benchmarks.parts import children
 from benchmarks.parts.memory_picture import COLORS, draw_memory, thinned
 from benchmarks.parts.pronunciation import answer
-from benchmarks.parts.results import ROOT, class_folder, markdown, picture_place, write_section
 from benchmarks.parts.rows import read_rows
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
 from benchmarks.parts.watched import count_weights, first_event, last_event
@@ -320,6 +320,21 @@ def table(recipe: str, figures: dict[str, Any]) -> str:
     return f"{setup}\n\n{head}"
 
 
+def summary(recipe: str, figures: dict[str, Any]) -> list[SummaryRow]:
+    """Peak and first score of both sides."""
+    peer = figures.get("peer") or figures.get("peer_equal_time")
+    if peer is None:
+        return []
+    ours = figures["ours"]
+    score = WER if WER in ours else RECIPES[recipe].split(",")[0]
+    our_score, peer_score = (f"{side[score]:.1f} in {side['seconds'] / 60:.0f} min" for side in (ours, peer))
+    work = f"recipe {recipe}"
+    return [
+        ("memory", work, format_size(ours["peak_bytes"]), format_size(peer["peak_bytes"])),
+        ("quality", f"{work}, {score}", our_score, peer_score),
+    ]
+
+
 def main(arguments: list[str]) -> None:
     """Measure the named recipe."""
     names, options, others = children.options_and_flags(arguments, OWN)
@@ -329,26 +344,26 @@ def main(arguments: list[str]) -> None:
     work = Path(options["work"] or ROOT / "data" / "cache" / "recipes" / f"work-{names[0]}").absolute()
     work.mkdir(parents=True, exist_ok=True)
     if names[0] in SEED_RECIPES and not options["peer_steps"]:
-        kept, section = ROOT / "docs" / "benchmarks" / class_folder(), f"labels-{names[0]}"
-        file = kept / f"{section}.json"
+        section = f"labels-{names[0]}"
+        file = FIGURES / class_folder() / f"{section}.json"
         one = measure_seed(names[0], options, flags, work)
         earlier = json.loads(file.read_text())["figures"] if file.exists() else []
         kept_runs = [each for each in earlier if each["seed"] != one["seed"]]
         runs = sorted([*kept_runs, one], key=lambda each: each["seed"])
         print(body := seed_table(names[0], runs), flush=True)
-        write_section(section, f"Seeds: {names[0]}", body, runs, ROOT / "docs" / "recipes.md")
+        write_part(ROOT / "docs" / "recipes.md", section, f"Seeds: {names[0]}", body, runs)
         return
     figures = measure(names[0], options, flags, work)
     body = table(names[0], figures)
-    print(body, flush=True)
+    picture = f"images/{class_folder()}/recipe-{names[0]}.png"
     if all(figures.get(name, {}).get("curve") for name in COLORS):
-        body += f"\n\n![memory over time]({picture_place(f'recipe-{names[0]}')[1]})"
-        draw_memory(picture_place(f"recipe-{names[0]}")[0], figures)
+        body += f"\n\n![memory over time]({picture})"
+        draw_memory(PAGE.parent / picture, figures)
     answers = figures.pop("answers")
     beside = ", compared with Seq2SeqTrainer" if "peer" in figures or "peer_equal_time" in figures else ""
-    write_section(f"recipe-{names[0]}", f"Recipe: {names[0]}{beside}", body, figures)
+    show_section(f"recipe-{names[0]}", f"Recipe: {names[0]}{beside}", body, figures, summary(names[0], figures))
     told = f"The first {len(answers)} held-out rows, not selected.\n\n{answers_table(answers)}"
-    write_section(f"answers-{names[0]}", f"Answers: {names[0]}", told, answers, ROOT / "docs" / "recipes.md")
+    write_part(ROOT / "docs" / "recipes.md", f"answers-{names[0]}", f"Answers: {names[0]}", told, answers)
 
 
 if __name__ == "__main__":

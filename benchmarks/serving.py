@@ -1,11 +1,10 @@
-"""Requests a second of the API: `python -m benchmarks.serving [--model=t5-small] [--clients=8] [--requests=32] [--answers=0]`.
+"""Requests a second of the API: `python -m benchmarks.serving [--model=t5-small] [--clients=8] [--requests=32]`.
 
 The server is the one that users start, in a process of its own; clients are OpenAI's package over the loopback. The same
 requests, prompts of mixed lengths and 64 to 128 new tokens each, go one after the other and from all clients at once, in
 turns, and every answer must be the one given alone. Beside it stands the peer with the same weights, `generate()` of
 transformers a request at a time behind the same HTTP layer, as its own server cannot answer with encoder-decoders
-(`parts/serving_peer.py`). With `--answers=N` a server whose answers come from a list of N stands beside one without, both with answers
-of at most the list's longest; each of its answers must be in the list.
+(`parts/serving_peer.py`).
 """
 
 from __future__ import annotations
@@ -22,17 +21,23 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import ROOT, markdown, show_section
 from benchmarks.parts.children import options_of
-from benchmarks.parts.results import ROOT, markdown, show_section
 
 OPTIONS = {
-    "model": "t5-small", "clients": "8", "requests": "32", "turns": "2", "dtype": "fp32", "budget": "3G", "peer": "True",
-    "answers": "0", "write": "True",
-}  # fmt: skip
+    "model": "t5-small",
+    "clients": "8",
+    "requests": "32",
+    "turns": "2",
+    "dtype": "fp32",
+    "budget": "3G",
+    "peer": "True",
+    "write": "True",
+}
 SHORTEST, LONGEST, FEWEST, MOST = 8, 400, 64, 128  # tokens of prompts, about, and of answers
 START_SECONDS = 300.0
 
@@ -179,33 +184,18 @@ def table(runs: dict[str, dict[str, Any]], count: int, clients: int) -> str:
 def main(arguments: list[str]) -> None:
     """Measure all systems; all flags are --name=value."""
     _, options = options_of(arguments, OPTIONS, __doc__ or "")
-    count, clients, turns, listed = (int(options[name]) for name in ("requests", "clients", "turns", "answers"))
+    count, clients, turns = (int(options[name]) for name in ("requests", "clients", "turns"))
     asked, runs = requests_of(count), {}
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "model"
         folder.mkdir()
         make_model(options["model"], options["dtype"], folder)
-        most, lists = MOST, {"serve": list[str]()}
-        if listed:
-            from benchmarks.parts.answer_lists import write_answers
-            from data.tokenizers.tokenizer import Tokenizer
-
-            path = Path(parent) / "list.txt"
-            write_answers(listed, path)
-            answers = path.read_text(encoding="utf8").splitlines()
-            most = 1 + max(map(len, Tokenizer.load(folder).encode_prompts(answers)))
-            asked = [replace(one, tokens=most) for one in asked]
-            lists |= {f"serve, {listed:,} answers": [f"--answers={path}", f"--cache_dir={parent}/cache"]}
-        flags = [f"--memory_budget={options['budget']}", "--port=0", f"--max_new_tokens={most}", "--max_seq_len=512"]
-        for name, more in lists.items():
-            with server([str(ROOT / "train_low_mem.py"), "serve", str(folder), *flags, *more], Path(parent)) as url:
-                runs[name] = measure(over_http(url, "model"), asked, clients, turns)
-                runs[name]["peak_mib"] = peak_of(url)
-                print((Path(parent) / "server.log").read_text(), flush=True)
-            if more:
-                outside = set(runs[name]["answers"]) - set(answers)
-                assert not outside, f"answers that are not in the list: {sorted(outside)[:3]}"
-        if options["peer"] == "True" and not listed:
+        flags = [f"--memory_budget={options['budget']}", "--port=0", f"--max_new_tokens={MOST}", "--max_seq_len=512"]
+        with server([str(ROOT / "train_low_mem.py"), "serve", str(folder), *flags], Path(parent)) as url:
+            runs["serve"] = measure(over_http(url, "model"), asked, clients, turns)
+            runs["serve"]["peak_mib"] = peak_of(url)
+            print((Path(parent) / "server.log").read_text(), flush=True)
+        if options["peer"] == "True":
             theirs = ["-m", "benchmarks.parts.serving_peer", str(folder), str(MOST)]
             with server(theirs, Path(parent)) as url:
                 runs["generate() of transformers"] = measure(over_http(url, "model"), asked, clients, 1)
@@ -215,12 +205,12 @@ def main(arguments: list[str]) -> None:
     for name, one in figures.items():
         print(json.dumps({"system": name, **one}), flush=True)
     heading = f"Serving {options['model']} ({options['dtype']}): {count} requests of {FEWEST} to {MOST} tokens"
-    if listed:
-        heading = f"Serving {options['model']} ({options['dtype']}) with answers from a list: {count} requests of at most {most} tokens"
-    peaks = ", ".join(f"`{name}` {run['peak_mib']:.0f} MiB" for name, run in runs.items() if "peak_mib" in run)
-    body = table(runs, count, clients) + f"\n\nPeak: {peaks} of {options['budget']}."
-    section = f"serving-{'answers-' if listed else ''}{options['model']}-{options['dtype']}"
-    show_section(section, heading, body, figures, options["write"] == "True")
+    text = (
+        table(runs, count, clients)
+        + f"\n\nPeak of `serve`: {runs['serve']['peak_mib']:.0f} MiB of {options['budget']}."
+    )
+    section = f"serving-{options['model']}-{options['dtype']}"
+    show_section(section, heading, text, figures, is_written=options["write"] == "True")
 
 
 if __name__ == "__main__":

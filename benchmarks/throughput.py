@@ -17,14 +17,16 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from benchmarks.page import SummaryRow, markdown, show_section
 from benchmarks.parts import children
-from benchmarks.parts.results import Run, markdown, pairs_of, ratio, show_section, speeds_of
 from memory.estimate.time import Amount, flops_of, recomputed_flops
 from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
 from units import format_size
 
+Run = dict[str, Any]  # One system in one turn.
 SYSTEMS = ("shipped", "tuned", "ours-standard", "ours-low", "ours-ultra")
 MODE_BAR = 0.95  # of the share of ours-standard's speed that a mode's recomputed products allow
 OPTIONS = {"systems": "", "repeats": "2", "write": "True"}
@@ -141,6 +143,43 @@ def notes(work: Work, runs: list[Run]) -> list[str]:
     return said
 
 
+def pairs_of(runs: list[Run], others: list[Run]) -> list[tuple[Run, Run]]:
+    """The runs of two systems that stood beside each other in one turn."""
+    return [(run, other) for run in runs for other in others if other["turn"] == run["turn"] and "failed" not in other]
+
+
+def speeds_of(pairs: list[tuple[Run, Run]]) -> list[float]:
+    """Speed of the first over the second's, turn by turn, the least first."""
+    return sorted(run["tokens_per_second"] / other["tokens_per_second"] for run, other in pairs)
+
+
+def ratio(runs: list[Run], peers: list[Run]) -> str:
+    """Speed and peak over the peer's, turn by turn."""
+    pairs = pairs_of(runs, peers)
+    if not pairs:
+        return "-"
+    speeds = speeds_of(pairs)
+    peak = max(run["peak_bytes"] / peer["peak_bytes"] for run, peer in pairs)
+    return f"{speeds[0]:.2f}-{speeds[-1]:.2f}x at {peak:.2f} of its peak"
+
+
+def summary(name: str, runs: list[Run]) -> list[SummaryRow]:
+    """The least peak and the highest speed of this project and of the peer."""
+    good = [run for run in runs if "failed" not in run]
+    sides = [[run for run in good if run["system"].startswith("ours-")]]
+    sides.append(
+        [run for run in good if run["system"] == "tuned"] or [run for run in good if run["system"] == "shipped"]
+    )
+    cells: dict[str, list[str]] = {"memory": [], "speed": []}
+    for side in sides:
+        least = min(side, key=lambda run: run["peak_bytes"], default=None)
+        fastest = max(side, key=lambda run: run["tokens_per_second"], default=None)
+        cells["memory"].append(f"{format_size(least['peak_bytes'])} ({least['system']})" if least else "-")
+        cells["speed"].append(f"{fastest['tokens_per_second']:,.0f} tokens/s ({fastest['system']})" if fastest else "-")
+    work = f"a step of {name}"
+    return [(question, work, ours, peer) for question, (ours, peer) in cells.items()]
+
+
 def main(arguments: list[str]) -> None:
     """Measure the named works; all flags are --name=value."""
     names, options = children.options_of(arguments, OPTIONS, str(__doc__))
@@ -154,7 +193,8 @@ def main(arguments: list[str]) -> None:
                 print(json.dumps(runs[-1]), flush=True)
         body = "\n\n".join([table(runs), *notes(work, runs)])
         heading = f"{name}: {work.rows} rows of {work.source} + {work.target} tokens, one step"
-        show_section(f"throughput-{name}", heading, body, runs, options["write"] == "True")
+        is_written = options["write"] == "True"
+        show_section(f"throughput-{name}", heading, body, runs, summary(name, runs), is_written=is_written)
 
 
 def refuse_unknown(names: Sequence[str], works: Sequence[str], systems: Sequence[str], known: Sequence[str]) -> None:

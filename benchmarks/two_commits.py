@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import ROOT, markdown, show_section
 from benchmarks.parts.children import options_of
-from benchmarks.parts.results import ROOT, markdown, show_section
 
 OPTIONS = {"commit": "b3a3f91b", "times": "3", "cases": "all", "write": "False"}
 LEFT_OUT = 3  # Steps with which libraries are loaded.
@@ -120,7 +120,7 @@ def main(words: list[str]) -> None:
     cases = list(CASES) if options["cases"] == "all" else options["cases"].split(";")
     rows = compare(options["commit"], int(options["times"]), cases)
     title = f"This tree beside {options['commit']}"
-    show_section("two-commits", title, body(rows), rows, options["write"] == "True")
+    show_section("two-commits", title, body(rows), rows, is_written=options["write"] == "True")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.parts.results import ROOT
+from benchmarks.page import ROOT
 from benchmarks.parts.rows import read_rows
 
 STEPS, LOST_AT, PORT = 60, 15, 29400

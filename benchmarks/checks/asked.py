@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from benchmarks.parts.results import ROOT
+from benchmarks.page import ROOT
 
 TESTS = ("memory", "engine", "data", "model", "training")  # those of whole runs say little for their time
 SLOW = frozenset({"subprocess", "multiprocessing", "tests.measuring", "tests.ranks"})  # tests with these take longer

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.fuzzing.child import BUDGET, KINDS, STRANGE
 from benchmarks.fuzzing.mutations import Outcome, survey
-from benchmarks.parts.results import write_figures
+from benchmarks.page import write_figures
 
 PORTION, PORTION_OF_STRANGE = 200, 10  # the absurd ones are large
 

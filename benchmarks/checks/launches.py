@@ -14,8 +14,8 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+from benchmarks.page import markdown, show_section
 from benchmarks.parts import children
-from benchmarks.parts.results import markdown, write_section
 from benchmarks.traced.traced_step import TracedWork, lengths_between, planned_bytes, trace
 from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> None:
         print(markdown(HEAD, rows[-1:]), flush=True)
     body = f"{markdown(HEAD, rows)}\n\n{NOTE}"
     if options["write"] == "True":
-        write_section("launches", "A step on a GPU, traced without one", body, figures)
+        show_section("launches", "A step on a GPU, traced without one", body, figures)
 
 
 HEAD = ["work", "kernels", "host waits", "copies from the host", "read and written", "peak", "plan"]

@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.checks.asked import noticed_by
 from benchmarks.checks.equivalent import SAME
 from benchmarks.checks.slips import Mutant, drawn, source_of
-from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.page import ROOT, markdown, write_part
 
 MOST_TEST_FILES, MOST_AGAIN = 3, 8  # of a mutant; of one that has survived the first ones
 PROCESSOR_SECONDS, CLOCK_SECONDS, GIGABYTES = 120, 1200, 6  # of one attempt
@@ -186,7 +186,7 @@ def main() -> None:
     try_all(wanted, asked.processes, told, asked.minutes, MOST_AGAIN if asked.again else MOST_TEST_FILES)
     found = figures(drawn([]))
     print(f"{found['tried']} of {found['possible']} tried, {found['survived_at_first']} survived at first, {found['left']} left")  # fmt: skip
-    write_section("mutants", "Mutation tests", body(found), found, PAGE)
+    write_part(PAGE, "mutants", "Mutation tests", body(found), found)
 
 
 if __name__ == "__main__":

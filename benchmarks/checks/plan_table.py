@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-from benchmarks.parts.results import ROOT, markdown
+from benchmarks.page import ROOT, markdown
 from memory.estimate.workload import FILE
 from memory.machines import target_machine
 from memory.plan import plan

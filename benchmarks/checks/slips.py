@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts.results import ROOT
+from benchmarks.page import ROOT
 
 TARGETS = (
     "memory/**/*.py", "engine/**/*.py", "data/batches/order.py", "storage.py", "model/formats/checksums.py",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts.results import markdown, write_section
+from benchmarks.page import markdown, show_section
 from data.tokenizers.tokenizer import Tokenizer
 
 SCRIPTS = (
@@ -165,7 +165,7 @@ def main() -> None:
         rows.append((kind, f"{count:,}", f"{len(found):,}"))
         wrong += len(found)
     body = markdown(("tokenizer", "texts in 30 scripts", "ids that differ from its library's"), rows)
-    write_section("tokenizer-ids", "Ids of published tokenizers", body, rows)
+    show_section("tokenizer-ids", "Ids of published tokenizers", body, rows)
     raise SystemExit(wrong > 0)
 
 

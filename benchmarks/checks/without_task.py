@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.parts.results import ROOT
+from benchmarks.page import ROOT
 
 TABLE = Path("settings", "tasks.py")
 USUAL_TESTS = ("tests/tasks", "tests/data", "tests/settings", "tests/training/setup")

@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.faults.disk_faults import VARIABLE, Fault
 from benchmarks.faults.kill_cases import STEPS, Case, Moment, Verdict, Words, World, contents, steps_done
-from benchmarks.parts.results import ROOT
+from benchmarks.page import ROOT
 
 LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 INJECTED = ROOT / "benchmarks" / "injected"

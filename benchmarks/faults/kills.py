@@ -27,8 +27,8 @@ from benchmarks.faults.disk_faults import Fault
 from benchmarks.faults.kill_cases import SAVE_STEPS, Case, Moment, Verdict, World
 from benchmarks.faults.kill_pairs import Pairs
 from benchmarks.faults.killed_commands import cases_of
+from benchmarks.page import ROOT, markdown, write_part
 from benchmarks.parts.children import options_of
-from benchmarks.parts.results import ROOT, markdown, write_section
 from storage import write_text
 
 NOTES = ROOT / "data" / "cache" / "kills"  # a file for each series, rewritten after each kill
@@ -195,7 +195,7 @@ def main(arguments: list[str]) -> int:
                 world.make()
                 series.run(moments())
     found = [Series.noted(name) for name, _ in planned]
-    write_section("kills", "Kills and power losses", body(found), [asdict(one) for one in found], PAGE)
+    write_part(PAGE, "kills", "Kills and power losses", body(found), [asdict(one) for one in found])
     return int(any(one.problems for one in found))
 
 

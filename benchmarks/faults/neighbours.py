@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.kill_cases import WORDS
+from benchmarks.page import ROOT, markdown
 from benchmarks.parts.children import options_of, words_of
 from benchmarks.parts.hard_limit import HardLimit
-from benchmarks.parts.results import ROOT, markdown
 from benchmarks.parts.rows import read_rows, write_rows
 from units import MIB
 

@@ -30,8 +30,8 @@ import numpy as np
 import psutil
 
 from benchmarks.faults.kill_cases import SHAPE, WORDS
+from benchmarks.page import ROOT, markdown, write_part
 from benchmarks.parts.children import options_of
-from benchmarks.parts.results import ROOT, markdown, write_section
 from memory.processes import usage_of
 from run_files import METRICS_FILE, EventReader
 from units import MIB
@@ -265,17 +265,12 @@ def main(arguments: list[str]) -> int:
         name, heading = (
             ("steps", f"{steps:,} small steps") if by_steps else ("soak", f"{minutes:.0f} minutes of training")
         )
-        write_section(
-            name,
-            heading,
-            text,
-            {
-                "quarters": [asdict(q) for q in quarters],
-                "problems": found,
-                "samples": [list(asdict(one).values()) for one in samples],
-            },
-            PAGE,
-        )
+        figures = {
+            "quarters": [asdict(quarter) for quarter in quarters],
+            "problems": found,
+            "samples": [list(asdict(sample).values()) for sample in samples],
+        }
+        write_part(PAGE, name, heading, text, figures)
     return int(bool(found))
 
 

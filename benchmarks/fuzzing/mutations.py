@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts.results import ROOT
+from benchmarks.page import ROOT
 
 CHILD = ROOT / "benchmarks" / "fuzzing" / "child.py"
 CRASH_NOTE = "died"

@@ -19,9 +19,9 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.gpus.works import COMPILE, HAS_COMPILE, MEASURED, PEERS, SYSTEMS, WORKS
+from benchmarks.page import markdown, show_section
 from benchmarks.parts import children
-from benchmarks.parts.results import Run, markdown, show_section
-from benchmarks.throughput import refuse_unknown
+from benchmarks.throughput import Run, refuse_unknown
 from devices.choose import backends
 from units import format_size
 
@@ -89,7 +89,8 @@ def main(arguments: list[str]) -> None:
         title = f"**{name}**: {len(work.lengths)} rows, {sum(map(sum, work.lengths)):,} tokens{dropped}"
         tables.append(f"{title}\n\n{table([run for run in runs if run['work'] == name])}")
     card = next((run["card"] for run in runs if "failed" not in run), "")
-    show_section("gpus", "Steps on a GPU", "\n\n".join(tables), runs, options["write"] == "True" and bool(card), card)
+    is_written = options["write"] == "True" and bool(card)
+    show_section("gpus", "Steps on a GPU", "\n\n".join(tables), runs, card=card, is_written=is_written)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import markdown
 from benchmarks.parts.children import run as run_child
 from benchmarks.parts.children import words_of
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.large_inputs import free_port
-from benchmarks.parts.results import markdown
 from benchmarks.parts.rows import write_rows
 from units import MIB, format_size
 

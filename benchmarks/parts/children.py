@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts.results import ROOT
+from benchmarks.page import ROOT
 from memory.processes import ProcessTree
 
 SAMPLE_SECONDS = 0.05

@@ -1,12 +1,12 @@
-"""What the page of benchmarks says of plans, budgets and hard limits: tables and a picture of the cases of `contract`."""
+"""What the page of benchmarks says of plans, budgets and hard limits: tables of the cases of `contract`."""
 
 from __future__ import annotations
 
 import statistics
 from typing import Any
 
-from benchmarks.parts.results import markdown, picture_place, pyplot
-from units import MIB, format_size
+from benchmarks.page import SummaryRow, markdown
+from units import format_size
 
 ROOM_ABOVE_BUDGET = 0.05  # of the hard limit
 
@@ -42,23 +42,20 @@ def accuracy_body(cases: list[dict[str, Any]]) -> str:
         ["configuration", "measured", "predicted before the probe", "after", "s a step (planned)"],
         [[*row, ""][:5] for row in rows],
     )
-    return f"{head}\n\n![predicted and measured]({picture_place('contract')[1]})\n\n{table}"
+    return f"{head}\n\n{table}"
 
 
-def draw_picture(cases: list[dict[str, Any]]) -> None:
-    """Predicted over measured, both ways, as points beside the diagonal."""
-    done = [case for case in cases if case["exit"] == 0]
-    figure, axes = pyplot().subplots(figsize=(5, 5))
-    measured = [case["measured"] / MIB for case in done]
-    for name, words, mark in (("unprobed", "before the probe", "o"), ("predicted", "after the probe", "x")):
-        axes.plot(measured, [case[name] / MIB for case in done], mark, label=words)
-    ends = [min(measured), max(measured)]
-    axes.plot(ends, ends, "-", color="grey", linewidth=0.8)
-    axes.set(xlabel="measured peak, MiB", ylabel="predicted peak, MiB", xscale="log", yscale="log")
-    axes.legend()
-    picture, _ = picture_place("contract")
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=120, bbox_inches="tight")
+def accuracy_summary(cases: list[dict[str, Any]]) -> list[SummaryRow]:
+    """The median error of the plans."""
+    errors = [abs(deviation(case, "predicted")) for case in cases if case["exit"] == 0]
+    figure = f"median error {statistics.median(errors):.1%}"
+    return [("plan", f"peak predicted, {len(errors)} configurations", figure, "no plan")]
+
+
+def keeping_summary(cases: list[dict[str, Any]]) -> list[SummaryRow]:
+    """How many runs were killed."""
+    killed = sum(case["exit"] not in (0, 3) for case in cases)
+    return [("memory", f"{len(cases)} runs under a hard limit of their budget", f"{killed} killed", "no budget")]
 
 
 def keeping_body(cases: list[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.parts.results import ROOT
+from benchmarks.page import ROOT
 from benchmarks.parts.rows import write_rows
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare

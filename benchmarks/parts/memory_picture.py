@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts.results import pyplot
 from units import MIB, format_size
 
 COLORS = {"ours": "#2f6db5", "peer": "#c9772b"}
@@ -29,7 +28,11 @@ def draw_memory(picture: Path, figures: dict[str, Any]) -> None:
     Args:
         figures: `ours` and `peer`, each with `curve` of (seconds, bytes) and `peak_bytes`; `budget_bytes`.
     """
-    plt = pyplot()
+    import matplotlib
+
+    matplotlib.use("Agg")  # It draws into files alone.
+    from matplotlib import pyplot as plt
+
     figure, axes = plt.subplots(figsize=(9, 3.4))
     longest = max(figures[name]["curve"][-1][0] for name in COLORS)
     for name, color in COLORS.items():

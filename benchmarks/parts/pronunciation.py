@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-from benchmarks.parts.results import ROOT
+from benchmarks.page import ROOT
 from benchmarks.parts.rows import read_rows, write_rows
 
 SPACE = "_"  # stands for one inside a word

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.page import ROOT, markdown, write_part
 from benchmarks.parts.pronunciation import answer
-from benchmarks.parts.results import ROOT, markdown, write_section
 from benchmarks.parts.rows import read_rows
 from benchmarks.parts.simple_answers import Index
 from training.evaluation.scores import AnswerScores
@@ -92,10 +92,10 @@ def main(arguments: Sequence[str]) -> None:
     prompts = [row["prompt"] for row in rows]
     answers = answer(model, prompts, [word for word in arguments if word.startswith("--")])
     body = table(answers, [memory.recall(prompt) for prompt in prompts], [row["response"] for row in rows])
-    print(body)
     name = Path(train).stem.removesuffix("_train")
     title = f"A translation memory in front of the model: {name}"
-    write_section(f"translation-memory-{name}", title, body, {}, ROOT / "docs" / "recipes.md")
+    print(body)
+    write_part(ROOT / "docs" / "recipes.md", f"translation-memory-{name}", title, body, {})
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 from safetensors import safe_open
 
+from benchmarks.page import ROOT
 from benchmarks.parts.children import peak_of_process, words_of
 from benchmarks.parts.hard_limit import HardLimit
-from benchmarks.parts.results import ROOT
 from benchmarks.parts.rows import read_rows
 
 POLL_SECONDS = 0.02

@@ -3,7 +3,7 @@
 A step takes the time of its products, at the rate of the machine's class, of the values between them, of passes over
 the weights, and a fixed time for each block; a forward alone takes its share of that. Nominal rates rank execution
 plans, so that the same one comes out on a busy machine; measured ones tell the user the time, until the first steps
-tell it better. What differs between classes of processors is in `PACES`: a calibration (`benchmarks.time_promise`)
+tell it better. What differs between classes of processors is in `PACES`: a calibration by steps that were timed
 changes these numbers and nothing else.
 """
 

@@ -13,18 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import encoders, time_promise
+from benchmarks import page
 from benchmarks.faults.kill_cases import World
 from benchmarks.faults.killed_commands import cases_of
 from benchmarks.finetuning import KINDS, Case, measure, ours_words
-from benchmarks.parts import children, finetuning_data, large_inputs, page_order, results, translation_memory
+from benchmarks.parts import children, finetuning_data, large_inputs, translation_memory
 from benchmarks.parts.finetuning_data import Setting
 from benchmarks.parts.rows import write_rows
-from benchmarks.quality import TIERS, Study
-from benchmarks.recipes import RECIPES, SEED_RECIPES, seed_table
+from benchmarks.recipes import RECIPES, SEED_RECIPES, seed_table, summary
 from benchmarks.throughput import Work
 from devices.processor import CLASSES
-from optimizers import OPTIMIZERS
 from settings.loading import load
 from settings.precedence import model_presets
 
@@ -58,21 +56,12 @@ def test_flags_are_those_of_the_commands(setting: Setting, tmp_path: Path) -> No
     for kind in KINDS:
         _, command, *flags = ours_words(Case("ours", kind, "ultra"), setting)
         assert load(command, flags_of(flags)).memory.memory_mode == "ultra"
-    for tier in TIERS:
-        config = load("train", Study().flags(tier, 3, None, 20_000_000))
-        assert (config.train.optimizer, config.memory.mixed_precision) == (tier.optimizer, tier.mixed_precision)
-    assert {tier.optimizer for tier in TIERS} == set(OPTIMIZERS), "each is judged"
-    for kind, own in encoders.CASES.values():
-        flags = {"train_file": "x", "label_column": kind, **own, "processes": None}
-        assert load("train", {name: str(value) for name, value in flags.items() if value is not None}).model.head
     for recipe in RECIPES:
         assert load("train", {"preset": f"recipe_{recipe}"}).data.objective == "pairs"
     for recipe, score in SEED_RECIPES.items():
         config = load("train", {"preset": f"recipe_{recipe}"})
         assert config.train.metric_for_best == score
         assert config.model.is_text == (recipe == "akkadian")
-    for flags in time_promise.cases():
-        load("train", {"train_file": "x", **{name: str(v) for name, v in flags.items() if name != "letters"}})
 
 
 def test_a_table_of_seeds_shows_scores_of_answers_in_percent() -> None:
@@ -94,10 +83,21 @@ def test_a_table_of_seeds_shows_scores_of_answers_in_percent() -> None:
 def test_the_page_sums_up_every_recipe(tmp_path: Path, recipe: str) -> None:
     scores = ["wer"] if recipe.startswith("g2p") else RECIPES[recipe].split(",")
     side = {"peak_bytes": MIB, "seconds": 60.0, **dict.fromkeys(scores, 45.5)}
-    figures = {"date": "2026-11-26", "figures": {"ours": side, "peer_equal_time": side}}
+    rows = summary(recipe, {"ours": side, "peer_equal_time": side})
+    table = "\n".join(["| a | b |", "| --- | --- |", *("| 1 | 2 |" for _ in range(20))])
+    content = {
+        "when": "2026-11-26, here",
+        "heading": f"Recipe: {recipe}",
+        "text": table,
+        "summary": rows,
+        "figures": {},
+    }
     (tmp_path / "fp32-products").mkdir()
-    (tmp_path / "fp32-products" / f"recipe-{recipe}.json").write_text(json.dumps(figures))
-    assert "45.5 in 1 min" in page_order.arranged("", "", tmp_path)
+    (tmp_path / "fp32-products" / f"recipe-{recipe}.json").write_text(json.dumps(content))
+    text = page.page_of(tmp_path)
+    assert f"recipe {recipe}, {scores[0]} | 45.5 in 1 min | 45.5 in 1 min | fp32-products |" in text
+    assert f"# Quality\n\n## Recipe: {recipe}\n\n2026-11-26, here" in text
+    assert "all 20 rows" in text
 
 
 def test_functions_that_are_killed_inside_are_there(tmp_path: Path) -> None:
@@ -162,11 +162,11 @@ def test_work_is_counted_as_torch_counts_it() -> None:
     assert Work("tiny", 2, 16, 4).flops == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
-def test_every_section_of_the_page_names_what_it_was_measured_on() -> None:
-    marks = [line for line in results.PAGE.read_text(encoding="utf8").splitlines() if line.startswith("<!-- ")]
-    classes = [mark.removesuffix(" -->").rpartition(" on ")[2] for mark in marks]
-    folders = {name.replace(" ", "-") for name in CLASSES}
-    assert classes and all(name in folders or name.startswith(("cuda-", "mps-")) for name in classes)
+def test_the_page_is_what_its_figures_say() -> None:
+    assert page.PAGE.read_text(encoding="utf8") == page.page_of(page.FIGURES)
+    classes = {path.name for path in page.FIGURES.iterdir()}
+    known = {name.replace(" ", "-") for name in CLASSES}
+    assert all(name in known or name.startswith(("cuda-", "mps-")) for name in classes)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.fork")
