@@ -29,6 +29,7 @@ from engine.step import Done
 from language import say, speak
 from memory.budget import measure_budget
 from memory.controller import MemoryController
+from memory.step_settings import StepSettings
 from settings.consistency import check
 from settings.declared import Config
 from settings.errors import refuse
@@ -174,7 +175,7 @@ class LowMemTrainer:
             log.table(say("examples exactly as the model receives them"), rows)
         announce(log, config, plan, run.state.step, run.loader.num_rows, run.loader.reopens)
         controller = MemoryController(
-            config, plan, run.budget, partial(plan_again, run),
+            StepSettings.of(config), plan, run.budget, partial(plan_again, run),
             partial(measure_budget, config.memory.memory_budget, run.device, local_processes()),
             device=run.device, monitor=run.monitor, log=log,
             shape=say("{source} + {target} tokens", source=run.loader.longest[0], target=run.loader.longest[1]),

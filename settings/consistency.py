@@ -18,7 +18,7 @@ from settings.fields import AUTO, not_known
 from settings.tasks import MODEL_HEADS, TASKS, command_of, is_pretraining, learns_labels
 
 if TYPE_CHECKING:
-    from settings.declared import Config
+    from settings.declared import Config, MetricsConfig
 
 TEXT = "text"  # the head of a T5 as it is: over the vocabulary
 REGRESSION = "regression"  # the labels of a head that are numbers
@@ -244,7 +244,7 @@ def _metric_problems(config: Config) -> Iterator[str]:
             yield say("--metric_for_best = {metric_for_best}, {problem}", metric_for_best=named, problem=problem)
         return
     is_ranked = RANKED.fullmatch(best) is not None
-    if not writes_answers(config):
+    if not writes_answers(config.metrics):
         if best in SCORES or is_ranked:
             yield say(
                 "--metric_for_best = {best}, is a score of answers, and none are written; set --eval_generate_rows=64",
@@ -301,6 +301,6 @@ def ranking_problems(config: Config) -> Iterator[str]:
         )
 
 
-def writes_answers(config: Config) -> bool:
+def writes_answers(metrics: MetricsConfig) -> bool:
     """Whether evaluations within a run write answers."""
-    return config.metrics.eval_generate_rows not in (AUTO, 0)
+    return metrics.eval_generate_rows not in (AUTO, 0)

@@ -16,7 +16,7 @@ from data.batches.collate import Batch
 from devices.malloc import tune_malloc
 from language import say
 from memory.controller import MemoryController
-from memory.resumed_choice import step_settings
+from memory.step_settings import StepSettings
 from settings.declared import GenerateConfig
 from settings.errors import UserError, reason_of
 from training.checkpoints.folder import Checkpoints, step_of
@@ -152,7 +152,7 @@ class LiveRun:
         return replace(
             self.state,
             choice=asdict(self.engine.plan),
-            asked=step_settings(self.config),
+            asked=StepSettings.of(self.config).of_cut(),
             loss_scaling=None if scaling is None else scaling.as_dict(),
             divergence=None if self.divergence == Divergence() else asdict(self.divergence),
         )
