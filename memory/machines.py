@@ -67,7 +67,7 @@ def with_libraries(machine: Machine, metrics: MetricsConfig) -> Machine:
     if not machine.base_bytes or not writes_answers(metrics):
         return machine
     scores = set(score_words(metrics.metrics))
-    libraries = sum(size for words, size in SCORES_BYTES.items() if scores & {AUTO, *words})
+    libraries = sum(size for words, size in SCORES_BYTES.items() if scores & {*words})
     return replace(machine, base_bytes=machine.base_bytes + libraries)
 
 

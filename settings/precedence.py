@@ -30,6 +30,7 @@ GIVES_WAY = {
 # Where the value of a setting can be from, the weakest first. The presets that nobody names are `tiny` and `sample`.
 ORIGINS = ("unnamed preset", "saved model", "edited", "preset", "file", "flag")
 UNNAMED_PRESET, SAVED = ORIGINS[:2]
+BY_USER = ("edited", "file", "flag")  # origins of what the user chose
 Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
 
 

@@ -165,7 +165,7 @@ def metric_names(config: Config) -> list[str]:
     Raises:
         UserError: unknown names, all of them.
     """
-    asked, ranked = config.metrics.metrics, ranked_words(config)
+    asked, ranked = config.metrics.metrics, ranked_words(config.metrics.metrics, config.answer.num_answers)
     if asked == AUTO:
         return [*_WORDS, *ranked]
     words = score_words(asked)
