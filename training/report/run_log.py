@@ -56,15 +56,19 @@ class RunLog:
         *,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        self.monitor, self._request = monitor, ""
-        self._began = self._watched = time.monotonic()  # the latter: when the log file last told of memory
-        self._step, self._max_steps = start_step, int(train.max_steps)
+        self.monitor = monitor
+        self._request = ""
+        self._began = time.monotonic()
+        self._watched = self._began  # When the log file last told of memory.
+        self._step = start_step
+        self._max_steps = int(train.max_steps)
         self.progress = Progress(
             self._max_steps, is_main, train.log_steps, start_step=start_step, is_quiet=output.quiet
         )
         self._file = open_log(output.log_dir, output.run_name, is_main, console=self.progress.warn)
-        self.path, self._metrics = Path(output.log_dir, output.run_name, METRICS_FILE), None
-        self._is_main, self._sign = is_main, sign
+        self.path = Path(output.log_dir, output.run_name, METRICS_FILE)
+        self._metrics: MetricsFile | None = None
+        self._sign = sign
         self._sinks: list[Callable[[dict[str, Any]], None]] = []
         if is_main:
             self._metrics = MetricsFile(self.path, start_step if train.is_keep_training else None)
@@ -77,7 +81,7 @@ class RunLog:
     def start(self) -> None:
         """The steps begin: a bar on the screen, and signs of a run that trains."""
         self.progress.start()
-        if self._is_main:
+        if self._metrics is not None:
             self._sign.run(self.path.parent, self._signs)
 
     def __exit__(
