@@ -9,7 +9,7 @@ from language import say
 from memory.estimate.precision import FLOAT16, Precision
 from memory.estimate.time import predict_seconds
 from memory.estimate.weight_offload import mapped_bytes
-from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, state_bytes
+from memory.estimate.workload import FILE, RAM, ExecutionPlan, Machine, Workload, state_bytes
 from memory.step_settings import StepSettings
 from memory.step_work import is_long, machine_rows, why_not_compiled
 from settings.fields import AUTO, counted
@@ -19,6 +19,16 @@ from units import format_size
 # products over each matrix are the larger a part of a step the fewer tokens that has, and its state needs memory.
 FASTER = "muon"
 FASTER_UP_TO = 30e6  # Weights.
+OFFLOADED = {
+    RAM: (
+        "the weights of {away} of {total} blocks are offloaded to RAM and copied to the device while their block is in "
+        "use; results are identical"
+    ),
+    FILE: (
+        "the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in use; results "
+        "are identical"
+    ),
+}
 MOST_SLOWER = 2.0  # Times the seconds of a step, for a third of the steps.
 
 
@@ -41,17 +51,8 @@ def remarks_on(
     if settings.is_optimizer_open:
         yield from _of_optimizer(work, choice, machine)
     if choice.offloaded_blocks:
-        sentence = (
-            "the weights of {away} of {total} blocks are offloaded to RAM and copied to the device while their block "
-            "is in use; results are identical"
-        )
-        if choice.weights_in == FILE:
-            sentence = (
-                "the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in "
-                "use; results are identical"
-            )
         total = work.model.num_layers + work.model.num_decoder_layers
-        yield say(sentence, away=choice.offloaded_blocks, total=total)
+        yield say(OFFLOADED[choice.weights_in], away=choice.offloaded_blocks, total=total)
     mapped = mapped_bytes(work, choice, machine)
     if mapped:
         yield say(

@@ -767,7 +767,9 @@ class Config:
 
     def changed(self, **values: Any) -> Config:
         """The same settings with other values, by flat name; where each came from stays."""
-        assert values.keys() <= settings_by_name().keys(), f"{values.keys() - settings_by_name().keys()} are no settings"
+        assert values.keys() <= settings_by_name().keys(), (
+            f"{values.keys() - settings_by_name().keys()} are no settings"
+        )
         return dataclasses.replace(self, **groups_of({**self.as_dict(), **values}))
 
     def with_saved(self, values: Mapping[str, Any]) -> Config:
