@@ -30,6 +30,7 @@ LEAST_LIKENESS = (
 )
 TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 LONGEST_NUMBER_BITS = 1024  # of a whole number: what is longer is no float either
+NOT_A_NUMBER = {int: "is not a whole number; allowed: {allowed}", float: "is not a number; allowed: {allowed}"}
 FEWEST_BYTES = 1024  # what is less, and has no unit, was meant to have one
 NOTHING_WORDS = ("none", "null", "")
 Auto = str  # `int | Auto`: a whole number, or the word with which the program decides
@@ -224,7 +225,7 @@ def _number(facts: Mapping[str, Any], value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(say("is not a number; allowed: {allowed}", allowed=allowed(facts))) from None
+        raise ValueError(say(NOT_A_NUMBER[facts["kind"]], allowed=allowed(facts))) from None
     if not math.isfinite(number):
         raise ValueError(say("is not a finite number; allowed: {allowed}", allowed=allowed(facts)))
     return number
@@ -233,7 +234,7 @@ def _number(facts: Mapping[str, Any], value: Any) -> float:
 def _whole(facts: Mapping[str, Any], value: Any) -> int:
     number = _number(facts, value)
     if number != int(number):
-        raise ValueError(say("is not a whole number; allowed: {allowed}", allowed=allowed(facts)))
+        raise ValueError(say(NOT_A_NUMBER[int], allowed=allowed(facts)))
     with suppress(ValueError):
         return int(value)  # A number of more digits than a float has, as it was typed.
     return int(number)
