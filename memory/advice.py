@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from language import join, say
 from memory.estimate.peaks import peak_of, predict
@@ -145,7 +145,8 @@ def changes(config: Config, choice: ExecutionPlan, rows: int) -> Iterator[tuple[
     for is_possible, name, value in candidates:
         defines = name in settings and settings[name][1].metadata["defines"]
         if is_possible and not (defines and train.is_keep_training is True):
-            yield f"{name}={value}", with_changes(config, **{name: value})
+            change: dict[str, Any] = {name: value}
+            yield f"{name}={value}", with_changes(config, **change)
 
 
 def _smaller_preset(name: str, model: T5ModelConfig) -> str:

@@ -9,10 +9,8 @@ from settings.declared import Config
 from settings.precedence import model_presets
 
 
-def with_changes(config: Config, **values: Any) -> Config:
-    """The same settings with other values by flat name; `model_preset` brings the shape of its model."""
-    preset = values.pop("model_preset", None)
-    if preset is not None:
-        config = replace(config, model_preset=preset)
-        values = {**model_presets()[preset], **values}
-    return config.changed(**values)
+def with_changes(config: Config, model_preset: str | None = None, **values: Any) -> Config:
+    """The same settings with other values by flat name; a `model_preset` brings the shape of its model."""
+    shape = {} if model_preset is None else model_presets()[model_preset]
+    other = config.changed(**{**shape, **values})
+    return replace(other, model_preset=model_preset or config.model_preset)
