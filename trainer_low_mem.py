@@ -29,6 +29,8 @@ from engine.step import Done
 from language import say, speak
 from memory.budget import measure_budget
 from memory.controller import MemoryController
+from memory.step_settings import StepSettings
+from settings.alternatives import with_changes
 from settings.consistency import check
 from settings.declared import Config
 from settings.errors import refuse
@@ -109,9 +111,12 @@ class LowMemTrainer:
         metrics: Mapping[str, OwnMetric] | None = None,
     ) -> None:
         if metrics and config.metrics.eval_generate_rows == AUTO:
-            config = config.changed(eval_generate_rows=config.train.eval_rows)
+            config = with_changes(config, eval_generate_rows=config.train.eval_rows)
             refuse(check(config))
-        self.config, self.callbacks, self.run, self.metrics = config, callbacks, run, metrics
+        self.config = config
+        self.callbacks = callbacks
+        self.run = run
+        self.metrics = metrics
 
     def train(self) -> Summary:
         """Run to the end.
@@ -122,19 +127,22 @@ class LowMemTrainer:
             UserError: wrong settings or data, before anything is written; or, all being saved, the hub did not take the model. DoesNotFit: no plan fits the budget.
             Interrupted: stopped by a signal; saved, resumable.
         """
-        speak(self.config.run.language)
+        config = self.config
+        speak(config.run.language)
         refuse([*foreign_engines(), *launch_problems()])
         tune_malloc("small")  # until the plan has chosen
-        known = self.config if self.run is None else self.run.config  # of a run that goes on, what it has saved
-        device = devices.pick(known.run.device, local_rank(), local_processes())
+        output = config.run if self.run is None else self.run.config.run  # Of a run that goes on, what it has saved.
+        device = devices.pick(output.device, local_rank(), local_processes())
         self.accelerator = Accelerator(
-            cpu=device.name == "cpu", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)], log_with=tracker_names(known) or None,
-            project_dir=self.config.run.log_dir,
-        )  # fmt: skip
+            cpu=device.name == "cpu",
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+            log_with=tracker_names(output.log_with) or None,
+            project_dir=config.run.log_dir,
+        )
         assert self.accelerator.num_processes >= num_processes(), "processes that know nothing of each other"
         with ExitStack() as held:
             self.group = held.enter_context(Group(self.accelerator))
-            run = self.run or stages_before_torch(self.config, held, self.group, self.metrics)
+            run = self.run or stages_before_torch(config, held, self.group, self.metrics)
             run.group = self.group
             fit_machine(run, device)
             choose_plan(run)
@@ -148,14 +156,19 @@ class LowMemTrainer:
 
     def _begin(self, run: ResolvedRun, held: ExitStack) -> None:
         """Open the log, say what will be done, build the model."""
-        self.config, self.monitor, self.steps = run.config, run.monitor, run.spec.counted
-        self.weight_decay = run.config.train.weight_decay
-        config, plan = run.config, run.spec.plan
-        self.group.resumes_by(resume_command(config))
-        track = held.enter_context(trackers(self.accelerator, config))
+        config = run.config
+        plan = run.spec.plan
+        values = config.as_dict()
+        self.config = config
+        self.output = config.run
+        self.weight_decay = config.train.weight_decay
+        self.monitor = run.monitor
+        self.steps = run.spec.counted
+        self.group.resumes_by(resume_command(values))
+        track = held.enter_context(trackers(self.accelerator, config.run, values))
         self.log = log = held.enter_context(
             RunLog(
-                config, run.state.step, run.monitor, self.group.is_main, run.heartbeat,
+                config.run, config.train, run.state.step, run.monitor, self.group.is_main, run.heartbeat,
                 listeners=[track, *self.callbacks],
             )
         )  # fmt: skip
@@ -174,7 +187,7 @@ class LowMemTrainer:
             log.table(say("examples exactly as the model receives them"), rows)
         announce(log, config, plan, run.state.step, run.loader.num_rows, run.loader.reopens)
         controller = MemoryController(
-            config, plan, run.budget, partial(plan_again, run),
+            StepSettings.of(config), plan, run.budget, partial(plan_again, run),
             partial(measure_budget, config.memory.memory_budget, run.device, local_processes()),
             device=run.device, monitor=run.monitor, log=log,
             shape=say("{source} + {target} tokens", source=run.loader.longest[0], target=run.loader.longest[1]),
@@ -189,7 +202,7 @@ class LowMemTrainer:
         self.recorder = Recorder(self.live, plan)
         self.interrupts = held.enter_context(Interrupts(self.group.is_main))
         self.stays_stopped = False
-        for text in unread(config, training_command(config.as_dict())):
+        for text in unread(config, training_command(values)):
             log.tell(text)
         log.start()
         run.threads.look_anew()
@@ -228,7 +241,7 @@ class LowMemTrainer:
                 ending = StaysStopped if requests.stays_stopped and may_be_restarted() else Interrupted
                 text = say(
                     "stopped after step {step}, saved in {folder}; continue with\n  {command}",
-                    step=number, folder=live.run.run_dir, command=resume_command(self.config),
+                    step=number, folder=live.run.run_dir, command=live.resume_command,
                 )  # fmt: skip
                 raise ending(text)
         for remark in live.best.remarks(live.state.step):
@@ -240,7 +253,7 @@ class LowMemTrainer:
         rate, batches = self.steps.rate(number) * live.divergence.rate_factor, live.batches(number)
         counts = sum(batch.num_labels for batch in batches), sum(batch.num_tokens for batch in batches)
         labels, tokens = self.group.all_reduce_sum(*counts)
-        step = Step(number, rate, self.weight_decay, self.config.run.seed)
+        step = Step(number, rate, self.weight_decay, self.output.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not isinstance(outcome, Done):
             self.monitor.sample()  # what the failed step took is no peak of the plan that follows
@@ -273,11 +286,11 @@ class LowMemTrainer:
         self.monitor.stop()
         summary = self.recorder.end(prompt or "...")
         if live.is_main and best is not None:
-            with writing("output_dir", self.config.run.output_dir):
+            with writing("output_dir", self.output.output_dir):
                 write_card(run.run_dir, run.run_dir)
         self.group.wait()
         try:
-            if (repository := self.config.run.push_to_hub) is not None and live.checkpoints.latest() is not None:
+            if (repository := self.output.push_to_hub) is not None and live.checkpoints.latest() is not None:
                 address = self.group.run_on_main(lambda: push(repository, run.run_dir))
                 log.tell(say("uploaded: {address}", address=address))
         finally:
@@ -288,7 +301,7 @@ class LowMemTrainer:
         """Show the published model's answers to held-out rows, where the live weights are published or can be; return a prompt."""
         live = self.live
         if (
-            self.config.train.sample_rows
+            live.train.sample_rows
             and not is_published
             and not self._poll_requests().ends_run
             and not live.take_published()

@@ -43,7 +43,8 @@ def with_answers_of(
     broken_rules = broken(ANSWER_RULES, config)
     refuse([say("{file}: {problem}", file=GENERATION_FILE, problem=problem) for problem in broken_rules])
     idle = without_effect(config, ("num_beams", "temperature")) if searches else []
-    refuse([*ranking_problems(config), *idle])
+    ranking = ranking_problems(config.metrics.metrics, config.answer.num_answers, config.generate.num_beams)
+    refuse([*ranking, *idle])
     for text in saved_note(config):
         note(text)
     return config

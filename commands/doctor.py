@@ -43,7 +43,7 @@ def doctor(config: Config) -> None:
     if has_folder:
         shape = call(read_shape, config)
         config = replace(config, model=replace(shape, dropout_rate=config.model.dropout_rate))
-    inventory = take_inventory(weights_folder(config))
+    inventory = take_inventory(weights_folder(config.memory, config.run))
     report: dict[str, Any] = {"machine": inventory, "torch": {}, "devices": [], "problem": "", "model": None}
     machine = None
     try:

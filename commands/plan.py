@@ -31,8 +31,10 @@ from memory.estimate.disk import disk_need, free_bytes, too_full
 from memory.estimate.workload import Machine
 from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan, RungOutcome, outcomes
+from memory.step_settings import StepSettings
 from memory.weights_in import weights_folder
 from model.shapes import weight_counts
+from settings.alternatives import with_changes
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted
@@ -77,7 +79,7 @@ def plan(config: Config) -> None:
     if config.plan.json and len(targets) > 1:
         answers = list[dict[str, Any]]()
         for target in targets:
-            asked = config.changed(target=target.strip())
+            asked = with_changes(config, target=target.strip())
             try:
                 answers.append(_as_json(asked, _found(asked, done, tree_bytes), told))
             except UserError as error:
@@ -160,7 +162,7 @@ def _machine(config: Config) -> Machine:
     target, budget = config.plan.target, config.memory.memory_budget
     if target != AUTO:
         return target_machine(target, budget)
-    here = this_machine(budget, config.run.num_threads, weights_folder(config))
+    here = this_machine(budget, config.run.num_threads, weights_folder(config.memory, config.run))
     if config.run.device == "cpu" or (config.run.device == AUTO and not may_have_gpu()):
         return here
     try:
@@ -172,7 +174,7 @@ def _machine(config: Config) -> Machine:
 
 
 def _found(config: Config, done: int, tree_bytes: int) -> _Found:
-    machine = with_libraries(_machine(config), config)
+    machine = with_libraries(_machine(config), config.metrics)
     machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes) if machine.base_bytes else machine
     rows = Rows.known(config, machine)
     try:
@@ -183,11 +185,11 @@ def _found(config: Config, done: int, tree_bytes: int) -> _Found:
     modes = dict[str, Plan | None]()
     for mode in MODES:
         try:
-            modes[mode] = plan_of(spec.asked.changed(memory_mode=mode))
+            modes[mode] = plan_of(with_changes(spec.asked, memory_mode=mode))
         except UserError:  # It does not fit, or a setting that is asked for is not possible there.
             modes[mode] = None
     changes = what_else(config, spec.plan, plan_of, MOST_CHANGES)
-    return _Found(spec, modes, changes, outcomes(spec.asked, spec.work, spec.machine, spec.plan))
+    return _Found(spec, modes, changes, outcomes(StepSettings.of(spec.asked), spec.work, spec.machine, spec.plan))
 
 
 def _assumed(rows: Rows, config: Config) -> list[str]:

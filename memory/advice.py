@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from language import join, say
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.precision import INT4
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.step_work import effective_batch
 from optimizers import OPTIMIZERS
-from settings.declared import Config, settings_by_name
+from settings.alternatives import with_changes
+from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import UserError
 from settings.precedence import model_presets
 from units import MIB, format_size
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 LEAST_BUDGET = 256 * MIB  # The least that is proposed.
 MOST_CHANGES = 2  # A refusal names so many changes beside a larger budget.
 SIZES = ("small", "base", "large", "3b", "11b")  # A family of model presets has these sizes.
-Change = tuple[str, int | str]  # Name of a setting, and its new value.
 
 
 @dataclass(frozen=True)
@@ -61,34 +60,37 @@ def what_else(config: Config, chosen: Plan, plan_of: Callable[[Config], Plan], m
         chosen: the plan that they are compared with.
         plan_of: makes the plan of other settings.
     """
+    candidates = list(changes(config, chosen.choice, chosen.effective_batch_size))
+    half = chosen.peak_bytes // 2 // MIB
+    if half * MIB >= LEAST_BUDGET:
+        candidates.insert(0, (f"memory_budget={half}M", with_changes(config, memory_budget=half * MIB)))
     alternatives = list[Alternative]()
-    half = chosen.peak_bytes // 2 // MIB * MIB
-    changes = _changes(config, chosen.choice, chosen.effective_batch_size)
-    for change in [("memory_budget", half), *changes] if half >= LEAST_BUDGET else changes:
+    for label, other in candidates:
         with suppress(UserError):  # It does not fit, or a setting that is asked for is not possible there.
-            other = plan_of(_changed(config, change))
-            if chosen.peak_bytes - other.peak_bytes > MIB:
-                alternatives.append(Alternative.of(_label(change), other))
+            plan = plan_of(other)
+            if chosen.peak_bytes - plan.peak_bytes > MIB:
+                alternatives.append(Alternative.of(label, plan))
         if len(alternatives) == most:
             break
     return alternatives
 
 
-def refusal(
-    config: Config, machine: Machine, work: Workload, least: ExecutionPlan, least_peak: Callable[[Config], int]
-) -> list[str]:
+def refusal(machine: Machine, work: Workload, least: ExecutionPlan, needs: Sequence[tuple[str, int]]) -> list[str]:
     """What is said where nothing fits: the phase, the batch, what is needed and what there is; then at most three
     changes.
 
     Args:
         least: the execution plan that needs the least.
-        least_peak: the least bytes that any plan of other settings needs.
+        needs: changes of one flag, and the least bytes that any plan needs after each.
     """
     phases = predict(work, least, machine)
     phase, peak = peak_of(phases)
     parts = sorted(phases[phase].items(), key=lambda item: -item[1])[:4]
-    is_evaluation = phase == "evaluation"
-    longest = (work.evaluation_shapes if is_evaluation else work.step_shapes).longest_row
+    rows = least.batch_size_per_gpu
+    shapes = work.step_shapes
+    if phase == "evaluation":
+        rows = least.eval_batch_size_per_gpu
+        shapes = work.evaluation_shapes
     sentence = say(
         "--memory_budget = {budget}, is too small for this run, which needs at least about {peak} ({parts}), in "
         "phase {phase} with a micro-batch of {rows} x {source} + {target} tokens; the program itself leaves "
@@ -96,47 +98,37 @@ def refusal(
         budget=format_size(machine.budget_bytes),
         peak=format_size(peak),
         phase=say(phase),
-        rows=least.eval_batch_size_per_gpu if is_evaluation else least.batch_size_per_gpu,
+        rows=rows,
         parts=join(", ", [join(" ", [say(name), format_size(size)]) for name, size in parts]),
-        source=longest.source,
-        target=longest.target,
+        source=shapes.longest_row.source,
+        target=shapes.longest_row.target,
         free=format_size(max(0, machine.budget_bytes - machine.base_bytes)),
     )
     fitting = list[str]()
-    helping = list[tuple[int, str]]()
-    for change in _changes(config, least, effective_batch(config, machine)):
-        less = least_peak(_changed(config, change))
-        words = {"flag": _label(change), "peak": format_size(less)}
-        if less <= machine.budget_bytes:
-            fitting.append(say("--{flag} would fit, with about {peak}", **words))
-        elif peak - less > MIB:
-            text = say("--{flag} would need about {peak}: not enough by itself, but it helps most", **words)
-            helping.append((less, text))
-    changes = [*fitting, *(text for _, text in sorted(helping))]
+    helping = list[str]()
+    for label, size in needs:
+        if size <= machine.budget_bytes:
+            fitting.append(say("--{flag} would fit, with about {peak}", flag=label, peak=format_size(size)))
+    for label, size in sorted(needs, key=lambda need: need[1]):
+        if machine.budget_bytes < size < peak - MIB:
+            text = "--{flag} would need about {peak}: not enough by itself, but it helps most"
+            helping.append(say(text, flag=label, peak=format_size(size)))
     enough = say("--memory_budget={enough}M would fit with all other settings unchanged", enough=math.ceil(peak / MIB))
-    return [sentence, *changes[:MOST_CHANGES], enough]
+    return [sentence, *[*fitting, *helping][:MOST_CHANGES], enough]
 
 
-def _changed(config: Config, change: Change) -> Config:
-    name, value = change
-    if name == "model_preset":
-        return replace(config.changed(**model_presets()[str(value)]), model_preset=str(value))
-    return config.changed(**{name: value})
+def changes(config: Config, choice: ExecutionPlan, rows: int) -> Iterator[tuple[str, Config]]:
+    """Changes that may take less memory, what costs the user least first: the flag, and the settings with it. A resumed
+    run keeps what defines it.
 
-
-def _label(change: Change) -> str:
-    name, value = change
-    return f"{name}={int(value) // MIB}M" if name == "memory_budget" else f"{name}={value}"
-
-
-def _changes(config: Config, choice: ExecutionPlan, rows: int) -> list[Change]:
-    """Changes that may take less memory, what costs the user least first; a resumed run keeps what defines it."""
+    Args:
+        choice: the plan without them. rows: of its steps.
+    """
     train = config.train
-    adapts = bool(config.lora.lora_rank)
+    adapts = config.lora.lora_rank > 0
     optimizer = OPTIMIZERS[train.optimizer]
-    has_base = train.is_finetune and train.finetune_from is not None
-    smaller = None if train.is_finetune else _smaller_preset(config)
-    changes: list[tuple[bool, str, int | str]] = [
+    smaller = _smaller_preset(config.model_preset, config.model)
+    candidates: list[tuple[bool, str, int | str]] = [
         (config.memory.memory_mode != "low", "memory_mode", "low"),
         (config.memory.memory_mode != "ultra", "memory_mode", "ultra"),
         (choice.batch_size_per_gpu > 1, "batch_size_per_gpu", 1),
@@ -146,23 +138,23 @@ def _changes(config: Config, choice: ExecutionPlan, rows: int) -> list[Change]:
         (config.data.max_seq_len >= 16, "max_seq_len", config.data.max_seq_len // 2),
         (rows > 1, "effective_batch_size", rows // 2),
         (adapts and choice.storage != INT4, "lora_base", INT4),
-        (has_base and not adapts, "lora_rank", 8),
-        (smaller is not None and not train.is_keep_training, "model_preset", smaller or ""),
+        (train.is_finetune and train.finetune_from is not None and not adapts, "lora_rank", 8),
+        (smaller != "" and not train.is_finetune and not train.is_keep_training, "model_preset", smaller),
     ]
     settings = settings_by_name()
-    return [
-        (name, value)
-        for is_possible, name, value in changes
-        if is_possible and not (train.is_keep_training is True and settings[name][1].metadata["defines"])
-    ]
+    for is_possible, name, value in candidates:
+        defines = name in settings and settings[name][1].metadata["defines"]
+        if is_possible and not (defines and train.is_keep_training is True):
+            change: dict[str, Any] = {name: value}
+            yield f"{name}={value}", with_changes(config, **change)
 
 
-def _smaller_preset(config: Config) -> str | None:
-    """The next smaller model of the same family; None for the smallest, and where fields of the shape were given."""
+def _smaller_preset(name: str, model: T5ModelConfig) -> str:
+    """The next smaller model of the same family; empty for the smallest, and where fields of the shape were given."""
     presets = model_presets()
-    family, _, size = config.model_preset.rpartition("-")
-    is_changed = any(vars(config.model)[name] != value for name, value in presets.get(config.model_preset, {}).items())
+    family, _, size = name.rpartition("-")
+    is_changed = any(vars(model)[field] != value for field, value in presets.get(name, {}).items())
     if is_changed or size not in SIZES[1:]:
-        return None
-    name = f"{family}-{SIZES[SIZES.index(size) - 1]}"
-    return name if name in presets else None
+        return ""
+    smaller = f"{family}-{SIZES[SIZES.index(size) - 1]}"
+    return smaller if smaller in presets else ""

@@ -27,8 +27,8 @@ from memory.cleanup import Cleaner, CleanupRecord, Shortage, free_failed
 from memory.estimate.peaks import FIXED
 from memory.monitor import Monitor
 from memory.plan import Plan
+from memory.step_settings import StepSettings
 from memory.system_limits import free_host_bytes, margin_of
-from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
 from units import format_size
@@ -46,8 +46,6 @@ GROWTH_STEPS = 96  # So many last steps are looked at for growth.
 GROWTH_PARTS = 4  # They are cut into so many parts.
 LEAST_GROWTH = 0.005  # Less than this share of the budget from part to part is noise.
 FORESIGHT = 200  # Growth is answered where it would reach the budget within so many steps.
-# What the user fixed is given up where nothing else fits.
-FIXED_BY_USER = ("memory_mode", "gradient_checkpointing", "batch_size_per_gpu", "gradient_accumulation_steps")
 ADVICE = "a larger --memory_budget, a smaller --max_seq_len or a smaller --model_preset"
 
 
@@ -90,8 +88,8 @@ class MemoryController:
     """Keeps one run inside its budget.
 
     Args:
-        config: of the run, with which smaller plans are made. plan, budget: as it begins.
-        make_plan: (config, budget) -> the fastest plan that fits; raises DoesNotFit.
+        settings: what the user fixed of a step. plan, budget: as it begins.
+        make_plan: (settings, budget) -> the fastest plan that fits; raises DoesNotFit.
         measure: the budget of now.
         shape: words for the longest rows, "512 + 114 tokens".
         clock: seconds, which only go forward.
@@ -99,10 +97,10 @@ class MemoryController:
 
     def __init__(
         self,
-        config: Config,
+        settings: StepSettings,
         plan: Plan,
         budget: Budget,
-        make_plan: Callable[[Config, Budget], Plan],
+        make_plan: Callable[[StepSettings, Budget], Plan],
         measure: Callable[[], Budget],
         *,
         device: Device,
@@ -115,7 +113,7 @@ class MemoryController:
         self.budget = budget  # The least so far.
         self.exhausted: str | None = None  # Why the run cannot go on: nothing is left to shrink.
         self.cleaner = Cleaner(device)
-        self._config = config
+        self._settings = settings
         self._make_plan = make_plan
         self._measure = measure
         self._device = device
@@ -303,7 +301,13 @@ class MemoryController:
         held = max(fixed, self.budget.used())  # No plan gives this back.
         temporary = max(1, present.peak_bytes - fixed)
         ratio = max(1.0, (self._peak_bytes - held) / temporary)  # Measured to planned.
-        relaxed = self._config.changed(**dict.fromkeys(FIXED_BY_USER, AUTO))
+        relaxed = replace(  # What the user fixed is given up where nothing else fits.
+            self._settings,
+            memory_mode=AUTO,
+            gradient_checkpointing=AUTO,
+            batch_size_per_gpu=AUTO,
+            gradient_accumulation_steps=AUTO,
+        )
         limits = [target.size]
         # The margin below a limit is a second try; it is skipped where the present plan already fits with it.
         if held + ratio * temporary - DRIFT_SHARE * target.margin > target.size + target.margin:
@@ -311,9 +315,9 @@ class MemoryController:
         for limit in limits:
             most = min(int(fixed + (limit - held) / ratio), present.peak_bytes - 1)
             if most > self._largest_unfit_bytes:
-                for config in (self._config, relaxed):
+                for settings in (self._settings, relaxed):
                     with suppress(DoesNotFit):
-                        return self._make_plan(config, self.budget.child(most))
+                        return self._make_plan(settings, self.budget.child(most))
                 self._largest_unfit_bytes = most
         rows = present.choice.batch_size_per_gpu
         if not present.choice.saved_blocks:
@@ -322,7 +326,7 @@ class MemoryController:
         if rows and target.reason != "budget":
             most = max(self.budget.limit(), present.peak_bytes)
             with suppress(DoesNotFit):
-                next_smaller = relaxed.changed(batch_size_per_gpu=rows, gradient_checkpointing=True)
+                next_smaller = replace(relaxed, batch_size_per_gpu=rows, gradient_checkpointing=True)
                 return self._make_plan(next_smaller, self.budget.child(most))
         return None
 

@@ -13,11 +13,11 @@ from itertools import product
 
 from language import join, say
 from limits import DEVICE_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
-from memory.estimate.precision import FLOAT32, QUANTIZED, WORDS, Precision, precisions
+from memory.estimate.precision import FLOAT32, QUANTIZED, WORDS, Precision
 from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
+from memory.step_settings import StepSettings
 from memory.step_work import compiles_blocks, evaluation_batch, kernels_of, micro_batches, scores_of
 from memory.weights_in import weights_in_to_try
-from settings.declared import Config
 from settings.fields import AUTO
 
 # Activations that are kept for the backward pass.
@@ -98,14 +98,14 @@ class Ladder:
     """The rungs that settings and machine leave of `LADDER`, and the execution plans of each.
 
     Args:
-        work: of a step on one process.
+        settings: what they fix of a step. work: of a step on one process.
         precision: dtypes that are decided already; None: those that settings and machine allow.
         running: the plan of a run that is under way, whose weights stay where they are; None: it may choose.
     """
 
     def __init__(
         self,
-        config: Config,
+        settings: StepSettings,
         machine: Machine,
         work: Workload,
         precision: Precision | None = None,
@@ -113,17 +113,21 @@ class Ladder:
     ) -> None:
         self.work = work
         self.machine = machine
-        self._config = config
+        self._settings = settings
         self._running = running
         self._num_blocks = work.model.num_layers + work.model.num_decoder_layers
-        self._weights_in = [running.weights_in] if running else weights_in_to_try(config, machine)
-        allowed = [precision] if precision else precisions(config, machine.multiplies_fast)
+        self._weights_in = (
+            [running.weights_in]
+            if running
+            else weights_in_to_try(settings.weights_in, settings.weights_folder, machine)
+        )
+        allowed = [precision] if precision else settings.precisions(machine.multiplies_fast)
         exact = [each for each in allowed if each.storage not in QUANTIZED] or allowed
         dtypes = {WIDE: exact[0], NARROW: exact[-1], NARROWEST: allowed[-1]}
-        mode = config.memory.memory_mode
-        can_reuse = config.model.d_model < REUSED_BELOW and not machine.pads_attention and mode in (AUTO, "standard")
-        activations = BY_FLAG.get(config.memory.gradient_checkpointing, BY_MODE.get(mode))
-        weights_in = self._weights_in[0] if running or config.memory.weights_in != AUTO else None
+        mode = settings.memory_mode
+        can_reuse = work.model.d_model < REUSED_BELOW and not machine.pads_attention and mode in (AUTO, "standard")
+        activations = BY_FLAG.get(settings.gradient_checkpointing, BY_MODE.get(mode))
+        weights_in = self._weights_in[0] if running or settings.weights_in != AUTO else None
         self.rungs = list[Rung]()
         for row in LADDER:
             rung = replace(
@@ -153,7 +157,7 @@ class Ladder:
         if rung.memory == TIGHT:
             loss_chunk_bytes = SMALL_LOSS_CHUNK_BYTES
         saved_blocks = {ALL: [self._num_blocks], SOME: range(self._num_blocks, -1, -1), NONE: [0]}[rung.activations]
-        for rows in micro_batches(self._config, self.work.rows):
+        for rows in micro_batches(self._settings, self.work.rows):
             num_micro_batches = shapes.count(rows)
             source_sizes, target_sizes = shapes.sizes(rows)
             passes = [number for number in range(1, num_micro_batches + 1) if num_micro_batches % number == 0]
@@ -163,14 +167,14 @@ class Ladder:
                     micro_batches_per_pass=num_micro_batches // accumulation_passes,
                     accumulation_passes=accumulation_passes,
                     saved_blocks=0,
-                    eval_batch_size_per_gpu=evaluation_batch(self._config, self.machine, rows),
+                    eval_batch_size_per_gpu=evaluation_batch(self._settings, self.machine, rows),
                     storage=rung.precision.storage,
                     compute=rung.precision.compute,
                     loss_chunk_bytes=loss_chunk_bytes,
                     malloc=malloc,
                     source_sizes=source_sizes,
                     target_sizes=target_sizes,
-                    kernels=kernels_of(self._config, self.machine),
+                    kernels=kernels_of(self._settings.compiled_kernels, self.machine),
                     scores=scores_of(self.machine),
                 )
                 plan = replace(plan, compiled=self._compiles(plan))
@@ -180,7 +184,7 @@ class Ladder:
     def _compiles(self, plan: ExecutionPlan) -> bool:
         if self._running is not None:
             return self._running.compiled
-        return compiles_blocks(self._config, self.machine, self.work, plan)
+        return compiles_blocks(self._settings.compile, self.machine, self.work, plan)
 
     def _offloaded(self, plan: ExecutionPlan, weights_in: str) -> list[ExecutionPlan]:
         """The same plan with weights kept there, of as few blocks as settings allow first."""
@@ -189,7 +193,7 @@ class Ladder:
             counts = [0]
         elif self._running is not None:
             counts = [self._running.offloaded_blocks]
-        elif self._config.memory.weights_in != AUTO:
+        elif self._settings.weights_in != AUTO:
             counts = [self._num_blocks]
         return [
             replace(plan, weights_in=weights_in, offloaded_blocks=count, compiled=plan.compiled and not count)

@@ -19,7 +19,7 @@ from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
 from memory.system_limits import host_limits, installed_bytes, margin_of
 from settings.consistency import ROUGE, SACREBLEU, score_words, writes_answers
-from settings.declared import Config
+from settings.declared import MetricsConfig
 from settings.errors import UserError
 from settings.fields import AUTO, nearest, read_settings_file
 from settings.precedence import PRESETS_DIR
@@ -62,12 +62,12 @@ def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Pa
     )
 
 
-def with_libraries(machine: Machine, config: Config) -> Machine:
+def with_libraries(machine: Machine, metrics: MetricsConfig) -> Machine:
     """The machine with what libraries of scores take there, where a run's evaluations score answers."""
-    if not machine.base_bytes or not writes_answers(config):
+    if not machine.base_bytes or not writes_answers(metrics):
         return machine
-    scores = set(score_words(config.metrics.metrics))
-    libraries = sum(size for words, size in SCORES_BYTES.items() if scores & {AUTO, *words})
+    scores = set(score_words(metrics.metrics))
+    libraries = sum(size for words, size in SCORES_BYTES.items() if scores & {*words})
     return replace(machine, base_bytes=machine.base_bytes + libraries)
 
 

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from language import english, say
-from memory.advice import refusal
+from memory.advice import changes, refusal
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_seconds
@@ -27,6 +27,7 @@ from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.ladder import Ladder, Rung
 from memory.remarks import remarks_on
 from memory.resumed_choice import choice_to_keep, precision_to_keep
+from memory.step_settings import StepSettings
 from memory.step_work import effective_batch, make_work, why_not_compiled
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
@@ -199,6 +200,7 @@ def plan(
     evaluation: Shapes | None = None,
     mapped: tuple[str, int] = ("", 0),
     steps: int | None = None,
+    settings: StepSettings | None = None,
 ) -> Plan:
     """Choose how a step is done within the machine's budget.
 
@@ -210,31 +212,33 @@ def plan(
         running: the choice of a run that is under way, whose dtypes and offloaded weights stay; None: it has not begun.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
         mapped, steps: as `Workload` has them.
+        settings: that stand over what `config` fixes of a step; None: it alone counts.
     Raises:
         DoesNotFit: no plan fits; names the least budget and the cheapest changes.
         UserError: the run that is resumed computes in what this device does not.
     """
+    settings = settings or StepSettings.of(config)
     work = make_work(config, machine, source_tokens, target_tokens)
     work = replace(work, shapes=shapes, evaluation=evaluation, mapped=mapped, steps=steps)
-    ladders = [Ladder(config, machine, work, running.precision if running else None, running)]
+    ladders = [Ladder(settings, machine, work, running.precision if running else None, running)]
     earlier_precision = None
     choice = None
     rung: str = say(AS_BEFORE)
     if earlier is not None:
-        earlier_precision = precision_to_keep(config, machine, earlier)
+        earlier_precision = precision_to_keep(settings, machine, earlier)
         if earlier_precision is not None:
-            ladders.insert(0, Ladder(config, machine, work, earlier_precision))
-            before = choice_to_keep(config, machine, work, earlier, changed)
+            ladders.insert(0, Ladder(settings, machine, work, earlier_precision))
+            before = choice_to_keep(settings, machine, work, earlier, changed)
             families = ladders[0].as_before(before) if before else []
             choice = next(filter(None, map(Search(ladders[0]).first_within, families)), None)
     if choice is None:
-        saves = config.memory.memory_mode in SAVING_MODES
+        saves = settings.memory_mode in SAVING_MODES
         candidate = next(filter(None, (Search(ladder).choose(saves) for ladder in ladders)), None)
         if candidate is None:
-            raise _does_not_fit(config, ladders[-1])
+            raise _does_not_fit(config, settings, ladders[-1])
         choice = candidate.plan
         rung = candidate.rung.describe()
-    if config.train.compile is True and not choice.compiled:
+    if settings.compile is True and not choice.compiled:
         raise UserError(
             "--compile = True, is not possible here: {reason}; omit it",
             reason=why_not_compiled(machine, work, choice),
@@ -248,16 +252,17 @@ def plan(
         choice = held
         phases = held_phases
     highest, peak = peak_of(phases)
+    rows = effective_batch(config.train, machine)
     return Plan(
         choice,
-        effective_batch(config, machine),
+        rows,
         machine.budget_bytes,
         peak,
         components=dict(sorted(phases[highest].items(), key=lambda item: -item[1])),
         phases={phase: sum(parts.values()) for phase, parts in phases.items()},
         seconds=predict_seconds(work, choice, machine.as_measured()),
         num_blocks=work.model.num_layers + work.model.num_decoder_layers,
-        reasons=tuple(remarks_on(config, work, choice, machine, earlier, earlier_precision)),
+        reasons=tuple(remarks_on(settings, work, choice, machine, rows, earlier, earlier_precision)),
         phase_parts=phases,
         rung=rung,
     )
@@ -281,9 +286,9 @@ class RungOutcome:
     is_chosen: bool
 
 
-def outcomes(config: Config, work: Workload, machine: Machine, chosen: Plan) -> list[RungOutcome]:
+def outcomes(settings: StepSettings, work: Workload, machine: Machine, chosen: Plan) -> list[RungOutcome]:
     """All rungs that settings and machine allow, beside the plan that was chosen."""
-    ladder = Ladder(config, machine, work)
+    ladder = Ladder(settings, machine, work)
     search = Search(ladder)
     results = list[RungOutcome]()
     for rung in ladder.rungs:
@@ -296,7 +301,7 @@ def outcomes(config: Config, work: Workload, machine: Machine, chosen: Plan) -> 
     return results
 
 
-def _does_not_fit(config: Config, ladder: Ladder) -> DoesNotFit:
+def _does_not_fit(config: Config, settings: StepSettings, ladder: Ladder) -> DoesNotFit:
     machine = ladder.machine
     work = ladder.work
     least = Search(ladder).smallest(ladder.rungs)
@@ -304,18 +309,19 @@ def _does_not_fit(config: Config, ladder: Ladder) -> DoesNotFit:
         return DoesNotFit(
             "--weights_in = {weights_in}, does not fit into {size} of RAM beside the device; choose another "
             "place, or omit it",
-            weights_in=config.memory.weights_in,
+            weights_in=settings.weights_in,
             size=format_size(machine.host_bytes),
         )
-
-    def least_peak(changed: Config) -> int:
-        source = min(work.source_tokens, changed.data.max_seq_len)
-        target = min(work.target_tokens, make_work(changed, machine, source, None).target_tokens)
-        other = make_work(changed, machine, source, target)
-        if changed.data.max_seq_len == config.data.max_seq_len:
-            other = replace(other, evaluation=work.evaluation, shapes=work.shapes if other.rows == work.rows else None)
-        search = Search(Ladder(changed, machine, other))
+    needs = list[tuple[str, int]]()
+    for label, other in changes(config, least.plan, effective_batch(config.train, machine)):
+        source = min(work.source_tokens, other.data.max_seq_len)
+        target = min(work.target_tokens, make_work(other, machine, source, None).target_tokens)
+        changed = make_work(other, machine, source, target)
+        if other.data.max_seq_len == config.data.max_seq_len:
+            shapes = work.shapes if changed.rows == work.rows else None
+            changed = replace(changed, evaluation=work.evaluation, shapes=shapes)
+        search = Search(Ladder(StepSettings.of(other), machine, changed))
         smallest = search.smallest(search.rungs)
-        return machine.budget_bytes + 1 if smallest is None else search.peak(smallest.plan)
-
-    return DoesNotFit(*refusal(config, machine, work, least.plan, least_peak))
+        if smallest is not None:
+            needs.append((label, search.peak(smallest.plan)))
+    return DoesNotFit(*refusal(machine, work, least.plan, needs))

@@ -17,7 +17,8 @@ from memory.estimate.workload import (
     adapted_by,
     trained_counts,
 )
-from settings.declared import Config
+from memory.step_settings import StepSettings
+from settings.declared import Config, TrainConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 from units import format_size
@@ -40,7 +41,7 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
         target_tokens = task.longest_target(data, source_tokens, config.model.num_decoder_layers > 0)
     return Workload(
         config.model,
-        rows=math.ceil(effective_batch(config, machine) / machine.num_processes),
+        rows=math.ceil(effective_batch(train, machine) / machine.num_processes),
         source_tokens=source_tokens,
         target_tokens=target_tokens,
         dropout=config.model.dropout_rate > 0,
@@ -48,19 +49,18 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
         hold_gradients=train.max_grad_norm > 0,
         sample_rows=train.sample_rows,
         answers=task.answers_per_row,
-        trained=trained_counts(config),
-        adapted=adapted_by(config),
+        trained=trained_counts(config.model, config.lora, train.freeze),
+        adapted=adapted_by(config.model, config.lora),
     )
 
 
-def effective_batch(config: Config, machine: Machine) -> int:
+def effective_batch(train: TrainConfig, machine: Machine) -> int:
     """Rows of one step over all processes.
 
     The number given, else the product of both sizes given by hand times the processes. Left to auto it follows from the
     RAM of the machine alone, so that the same flags train the same model beside other programs and on several
     processes; it is raised to the least that keeps the one size given.
     """
-    train = config.train
     if train.effective_batch_size != AUTO:
         return int(train.effective_batch_size)
     sizes = [int(size) for size in (train.batch_size_per_gpu, train.gradient_accumulation_steps) if size != AUTO]
@@ -73,20 +73,19 @@ def machine_rows(machine: Machine) -> int:
     return SMALL_MACHINE_ROWS if machine.installed_bytes < SMALL_MACHINE_BYTES else ROWS
 
 
-def micro_batches(config: Config, rows: int) -> list[int]:
+def micro_batches(settings: StepSettings, rows: int) -> list[int]:
     """Rows of a micro-batch that the settings allow, where a step has so many; the smallest first."""
-    train = config.train
-    if train.batch_size_per_gpu != AUTO:
-        return [min(int(train.batch_size_per_gpu), rows)]
-    if train.gradient_accumulation_steps != AUTO:
-        return [math.ceil(rows / int(train.gradient_accumulation_steps))]
+    if settings.batch_size_per_gpu != AUTO:
+        return [min(int(settings.batch_size_per_gpu), rows)]
+    if settings.gradient_accumulation_steps != AUTO:
+        return [math.ceil(rows / int(settings.gradient_accumulation_steps))]
     return sorted({math.ceil(rows / parts) for parts in range(1, rows + 1)})
 
 
-def evaluation_batch(config: Config, machine: Machine, batch_size: int) -> int:
+def evaluation_batch(settings: StepSettings, machine: Machine, batch_size: int) -> int:
     """Rows of an evaluation batch beside training micro-batches of so many."""
-    if config.train.eval_batch_size_per_gpu != AUTO:
-        return int(config.train.eval_batch_size_per_gpu)
+    if settings.eval_batch_size_per_gpu != AUTO:
+        return int(settings.eval_batch_size_per_gpu)
     is_small = machine.available_bytes < SMALL_MACHINE_BYTES
     return max(batch_size, LEAST_EVALUATION_ROWS if is_small else 2 * LEAST_EVALUATION_ROWS)
 
@@ -99,13 +98,16 @@ def scores_of(machine: Machine) -> int:
     return min(MOST_SCORES, max(LEAST_SCORES, 1 << most.bit_length() - 1))
 
 
-def compiles_blocks(config: Config, machine: Machine, work: Workload, plan: ExecutionPlan) -> bool:
+def compiles_blocks(requested: bool | str, machine: Machine, work: Workload, plan: ExecutionPlan) -> bool:
     """Whether torch compiles the blocks of a plan: where it may and can, and left to auto where it pays."""
-    asked = config.train.compile
-    if asked == AUTO:
-        is_long = work.steps is not None and work.steps >= COMPILED_FROM_STEPS
-        return machine.fuses_attention and is_long and not why_not_compiled(machine, work, plan)
-    return bool(asked) and not why_not_compiled(machine, work, plan)
+    if requested == AUTO:
+        requested = machine.fuses_attention and is_long(work)
+    return bool(requested) and not why_not_compiled(machine, work, plan)
+
+
+def is_long(work: Workload) -> bool:
+    """Whether a run has so many steps that compiling pays."""
+    return work.steps is not None and work.steps >= COMPILED_FROM_STEPS
 
 
 def why_not_compiled(machine: Machine, work: Workload, plan: ExecutionPlan) -> str:
@@ -125,11 +127,11 @@ def why_not_compiled(machine: Machine, work: Workload, plan: ExecutionPlan) -> s
     return ""
 
 
-def kernels_of(config: Config, machine: Machine) -> bool:
+def kernels_of(requested: bool | str, machine: Machine) -> bool:
     """Whether compiled kernels compute; a fact of machine and settings, never of a stopwatch."""
-    if config.run.compiled_kernels is True and not machine.has_kernels:
+    if requested is True and not machine.has_kernels:
         raise UserError(
             "--compiled_kernels = True, there are none here; allowed: auto or False, or a CPU with AVX2 under Linux "
             "and a C compiler (apt install gcc); `doctor` says what is missing"
         )
-    return machine.has_kernels and config.run.compiled_kernels is not False
+    return machine.has_kernels and requested is not False

@@ -6,24 +6,24 @@ from pathlib import Path
 
 from memory.estimate.disk import is_in_memory
 from memory.estimate.workload import DEVICE, FILE, RAM, Machine
-from settings.declared import Config
+from settings.declared import MemoryConfig, RunConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 
 
-def weights_folder(config: Config) -> Path:
+def weights_folder(memory: MemoryConfig, run: RunConfig) -> Path:
     """The folder for the file of offloaded weights."""
-    return Path(config.run.output_dir if config.memory.weights_dir == AUTO else config.memory.weights_dir)
+    return Path(run.output_dir if memory.weights_dir == AUTO else memory.weights_dir)
 
 
-def weights_in_to_try(config: Config, machine: Machine) -> list[str]:
+def weights_in_to_try(requested: str, folder: Path, machine: Machine) -> list[str]:
     """Those of `WEIGHTS_IN` that settings and machine allow, the simplest first.
 
+    Args:
+        requested: the value of `weights_in`. folder: for the file.
     Raises:
         UserError: a file is asked for, in a folder whose files are in memory.
     """
-    requested = config.memory.weights_in
-    folder = weights_folder(config)
     is_on_disk = machine.is_another or not is_in_memory(folder)
     if requested == FILE and not is_on_disk:
         raise UserError(

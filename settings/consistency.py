@@ -6,19 +6,21 @@ What a single setting needs stands beside it (`needs` in `settings/declared.py`)
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from language import Message, say
 from settings.fields import AUTO, not_known
+from settings.precedence import BY_USER
 from settings.tasks import MODEL_HEADS, TASKS, command_of, is_pretraining, learns_labels
 
 if TYPE_CHECKING:
-    from settings.declared import Config
+    from settings.declared import Config, MetricsConfig
 
 TEXT = "text"  # the head of a T5 as it is: over the vocabulary
 REGRESSION = "regression"  # the labels of a head that are numbers
@@ -87,7 +89,7 @@ RULES = (
         "--head = none, has no loss to train; use sequence or token",
     ),
     Rule(
-        lambda s: MODEL_HEADS[s.head].has_labels and s.objective in TASKS and TASKS[s.objective].head != s.head,
+        lambda s: MODEL_HEADS[s.head].has_labels and s.objective not in (AUTO, MODEL_HEADS[s.head].task),
         "--objective = {objective}, --head={head} trains on labels; omit it",
     ),
     Rule(
@@ -121,11 +123,11 @@ RULES = (
     ),
     # transformers has one head over a decoder, T5ForSequenceClassification.
     Rule(
-        lambda s: _has_label_decoder(s) and s.pooling not in (AUTO, "last"),
+        lambda s: _is_other_over_decoder(s, "pooling"),
         "--pooling = {pooling}, a head over a decoder is last; omit it, or num_decoder_layers",
     ),
     Rule(
-        lambda s: _has_label_decoder(s) and s.head_kind not in (AUTO, "dense"),
+        lambda s: _is_other_over_decoder(s, "head_kind"),
         "--head_kind = {head_kind}, a head over a decoder is dense; omit it, or num_decoder_layers",
     ),
     Rule(
@@ -133,7 +135,7 @@ RULES = (
         "--class_weights = {class_weights}, regression has no classes; omit it",
     ),
     Rule(
-        lambda s: s.class_weights not in (None, "balanced") and not _are_weights(s.class_weights),
+        lambda s: not _are_weights(s.class_weights),
         "--class_weights = {class_weights}, is wrong; allowed: balanced, or numbers such as 1,2.5",
     ),
     Rule(
@@ -193,114 +195,135 @@ def check(config: Config, command: str = "") -> list[str]:
     Args:
         command: that the settings are for; empty where it took them before.
     """
-    return [*broken(RULES, config, command), *_metric_problems(config)]
+    best = config.train.metric_for_best
+    if learns_labels(config.data.objective):
+        problem = _label_score_problem(best, config.model.labels)
+    else:
+        problem = _answer_score_problem(best, config.metrics, config.answer.num_answers)
+    return [*broken(RULES, config, command), *filter(None, [problem])]
 
 
 def broken(rules: Iterable[Rule], config: Config, command: str = "") -> list[Message]:
     """The messages of the rules that these settings do not keep."""
-    settings = view(config, command)
-    return [
-        say(
-            rule.message, **{name: getattr(settings, name) for _, name, _, _ in Formatter().parse(rule.message) if name}
-        )
-        for rule in rules
-        if rule.when(settings)
-    ]
+    settings = view(config.as_dict(), config.origins, command)
+    messages = list[Message]()
+    for rule in rules:
+        if rule.when(settings):
+            names = [name for _, name, _, _ in Formatter().parse(rule.message) if name]
+            messages.append(say(rule.message, **{name: getattr(settings, name) for name in names}))
+    return messages
 
 
-def view(config: Config, command: str) -> SimpleNamespace:
-    """The values of all settings by name, with `command` and `origin`, a function of a setting's name."""
-    return SimpleNamespace(command=command, origin=config.origin, given=config.given, **config.as_dict())
+def view(values: Mapping[str, Any], origins: Iterable[tuple[str, str]], command: str) -> SimpleNamespace:
+    """The values of all settings by name, with `command`, and `origin` and `given`, functions of a setting's name."""
+    origin = dict(origins).get
+    return SimpleNamespace(command=command, origin=origin, given=lambda name: origin(name) in BY_USER, **values)
 
 
 def are_numbers(labels: str) -> bool:
     """Whether the labels of a head are numbers, not classes."""
-    return labels == REGRESSION
+    return label_scores(labels) == NUMBER_SCORES
 
 
-def _has_label_decoder(s: Any) -> bool:
-    head = MODEL_HEADS[s.head]
-    return head.has_labels and head.takes_decoder and bool(s.num_decoder_layers)
+def label_scores(labels: str) -> tuple[str, ...]:
+    """The scores of a head whose labels are these; of both kinds while they are not known."""
+    return {AUTO: (*CLASS_SCORES, *NUMBER_SCORES), REGRESSION: NUMBER_SCORES}.get(labels, CLASS_SCORES)
 
 
-def _are_weights(text: str) -> bool:
+def _is_other_over_decoder(s: Any, name: str) -> bool:
+    """Whether a setting of a head is not what it has to be over a decoder."""
+    fixed = MODEL_HEADS[s.head].over_decoder
+    return s.num_decoder_layers > 0 and name in fixed and getattr(s, name) not in (AUTO, fixed[name])
+
+
+def _are_weights(text: str | None) -> bool:
+    if text in (None, "balanced"):
+        return True
     try:
-        weights = [float(word) for word in text.split(",")]
+        weights = [float(word) for word in str(text).split(",")]
     except ValueError:
         return False
-    return all(0 <= weight < float("inf") for weight in weights) and any(weights)
+    return min(weights) >= 0 and 0 < max(weights) < math.inf
 
 
-def _metric_problems(config: Config) -> Iterator[str]:
-    named, metrics = config.train.metric_for_best, config.metrics.metrics
-    best = named.rpartition("/")[2]  # of a set: news/loss
-    if best == "loss":
-        return
-    if learns_labels(config.data.objective):
-        of_labels = {AUTO: (*CLASS_SCORES, *NUMBER_SCORES), REGRESSION: NUMBER_SCORES}
-        allowed = of_labels.get(config.model.labels, CLASS_SCORES)
-        if best not in allowed:
-            problem = not_known(best, ("loss", *allowed))
-            yield say("--metric_for_best = {metric_for_best}, {problem}", metric_for_best=named, problem=problem)
-        return
-    is_ranked = RANKED.fullmatch(best) is not None
-    if not writes_answers(config):
-        if best in SCORES or is_ranked:
-            yield say(
-                "--metric_for_best = {best}, is a score of answers, and none are written; set --eval_generate_rows=64",
-                best=best,
-            )
-        else:
-            yield say(
-                "--metric_for_best = {metric_for_best}, {known}; a metric of your own needs --eval_generate_rows=64",
-                metric_for_best=named,
-                known=not_known(named, ("loss", *SCORES, *RANKED_SHOWN)),
-            )
-    elif (best in SCORES and metrics != AUTO and best not in score_words(metrics)) or (
-        is_ranked and best not in ranked_words(config)
-    ):
-        yield say(
-            "--metric_for_best = {best}, is not among --metrics ({metrics}); add it there", best=best, metrics=metrics
+def _label_score_problem(best: str, labels: str) -> str:
+    """What is wrong with a `metric_for_best` of a head over labels; empty: nothing."""
+    allowed = ("loss", *label_scores(labels))
+    figure = _without_set(best)
+    if figure in allowed:
+        return ""
+    problem = not_known(figure, allowed)
+    return say("--metric_for_best = {metric_for_best}, {problem}", metric_for_best=best, problem=problem)
+
+
+def _answer_score_problem(best: str, metrics: MetricsConfig, num_answers: int) -> str:
+    """What is wrong with a `metric_for_best` of a model that writes text; empty: nothing, or it is one of the user's own."""
+    figure = _without_set(best)
+    is_score = figure in SCORES or RANKED.fullmatch(figure) is not None
+    formed = (*score_words(metrics.metrics), *ranked_words(metrics.metrics, num_answers))
+    if figure == "loss" or (writes_answers(metrics) and (not is_score or figure in formed)):
+        return ""
+    if writes_answers(metrics):
+        return say(
+            "--metric_for_best = {best}, is not among --metrics ({metrics}); add it there",
+            best=figure,
+            metrics=metrics.metrics,
         )
+    if is_score:
+        return say(
+            "--metric_for_best = {best}, is a score of answers, and none are written; set --eval_generate_rows=64",
+            best=figure,
+        )
+    return say(
+        "--metric_for_best = {metric_for_best}, {known}; a metric of your own needs --eval_generate_rows=64",
+        metric_for_best=best,
+        known=not_known(best, ("loss", *SCORES, *RANKED_SHOWN)),
+    )
+
+
+def _without_set(best: str) -> str:
+    """The figure of a `metric_for_best`, which may be of one of several sets: news/loss."""
+    return best.rpartition("/")[2]
 
 
 def score_words(metrics: str) -> list[str]:
-    """The scores that a value of `--metrics` names, in small letters, known or not; `rouge` means its four."""
+    """The scores that a value of `--metrics` names, in small letters, known or not; `rouge` means its four, auto all."""
+    groups = {"rouge": ROUGE, AUTO: SCORES}
     words = [word.strip().lower() for word in metrics.split(",") if word.strip()]
-    return [name for word in words for name in (ROUGE if word == "rouge" else (word,))]
+    return [name for word in words for name in groups.get(word, (word,))]
 
 
-def ranked_words(config: Config) -> list[str]:
+def ranked_words(metrics: str, num_answers: int) -> list[str]:
     """The scores of several answers that evaluations form: those of `--metrics`; auto: at 5, at 10 and at `--num_answers`."""
-    if config.metrics.metrics != AUTO:
-        return [name for name in dict.fromkeys(score_words(config.metrics.metrics)) if RANKED.fullmatch(name)]
-    depths = sorted({depth for depth in (5, 10, config.answer.num_answers) if 1 < depth <= config.answer.num_answers})
-    return [*(f"{name}@{depth}" for name in ("recall", "ndcg") for depth in depths), "mrr"] if depths else []
+    if metrics != AUTO:
+        return list(dict.fromkeys(filter(RANKED.fullmatch, score_words(metrics))))
+    depths = [depth for depth in sorted({5, 10, num_answers}) if 1 < depth <= num_answers]
+    names = [f"{name}@{depth}" for name in ("recall", "ndcg") for depth in depths]
+    return [*names, "mrr"] if depths else []
 
 
-def ranking_problems(config: Config) -> Iterator[str]:
+def ranking_problems(metrics: str, num_answers: int, num_beams: int) -> list[str]:
     """Find what `--num_answers` asks for and the beams, or `--metrics` and the answers, do not give."""
-    answers, beams = config.answer.num_answers, config.generate.num_beams
-    if answers > beams:
-        yield say(
-            "--num_answers = {answers}, needs as many beams and there are {beams}; give --num_beams={answers}",
-            answers=answers,
-            beams=beams,
-        )
-    deepest = max((int(RANKED.fullmatch(name)[1] or 1) for name in ranked_words(config)), default=1)  # type: ignore[index]
-    if deepest > answers:
-        yield (
+    problems = list[str]()
+    if num_answers > num_beams:
+        text = "--num_answers = {answers}, needs as many beams and there are {beams}; give --num_beams={answers}"
+        problems.append(say(text, answers=num_answers, beams=num_beams))
+    depths = [int(name.partition("@")[2] or 1) for name in ranked_words(metrics, num_answers)]
+    deepest = max(depths, default=1)
+    if deepest > num_answers:
+        problems.append(
             say(
                 "--metrics = {metrics}, looks at {deepest} answers per prompt and there are {answers}; give "
                 "--num_answers={deepest} --num_beams={beams}",
-                metrics=config.metrics.metrics,
+                metrics=metrics,
                 deepest=deepest,
-                answers=answers,
-                beams=max(beams, deepest),
+                answers=num_answers,
+                beams=max(num_beams, deepest),
             )
         )
+    return problems
 
 
-def writes_answers(config: Config) -> bool:
+def writes_answers(metrics: MetricsConfig) -> bool:
     """Whether evaluations within a run write answers."""
-    return config.metrics.eval_generate_rows not in (AUTO, 0)
+    return metrics.eval_generate_rows not in (AUTO, 0)

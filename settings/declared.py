@@ -20,7 +20,7 @@ import optimizers
 from language import LANGUAGES
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
-from settings.precedence import SAVED
+from settings.precedence import BY_USER, SAVED
 from settings.tasks import MODEL_HEADS, TASKS, task_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -744,7 +744,13 @@ class Config:
 
     def given(self, name: str) -> bool:
         """Whether the user chose this setting: by flag, by file or by a line in `config.py`."""
-        return self.origin(name) in ("flag", "file", "edited")
+        return self.origin(name) in BY_USER
+
+    def is_chosen(self, name: str) -> bool:
+        """Whether the user chose a value other than the default; a run that goes on has chosen nothing of what it saved."""
+        group, member = settings_by_name()[name]
+        is_saved = self.is_record and self.origin(name) == "file"
+        return self.given(name) and not is_saved and vars(getattr(self, group))[name] != member.default
 
     def named(self, name: str) -> bool:
         """Whether the user chose this setting, or a preset that the user named has it: what a saved model says gives way to that."""
@@ -761,21 +767,16 @@ class Config:
 
     def changed(self, **values: Any) -> Config:
         """The same settings with other values, by flat name; where each came from stays."""
-        groups: dict[str, dict[str, Any]] = {}
-        for name, value in values.items():
-            groups.setdefault(settings_by_name()[name][0], {})[name] = value
-        changes: dict[str, Any] = {}
-        for group, members in groups.items():
-            settings = getattr(self, group)
-            known = {member.name: vars(settings)[member.name] for member in dataclasses.fields(settings)}
-            changes[group] = type(settings)(**{**known, **members})
-        return dataclasses.replace(self, **changes)
+        assert values.keys() <= settings_by_name().keys(), (
+            f"{values.keys() - settings_by_name().keys()} are no settings"
+        )
+        return dataclasses.replace(self, **groups_of({**self.as_dict(), **values}))
 
     def with_saved(self, values: Mapping[str, Any]) -> Config:
         """The same settings, and in place of those that the user has not named what a saved model says, by flat name."""
         heeded = {name: value for name, value in values.items() if not self.named(name)}
         origins = (*self.origins, *((name, SAVED) for name in heeded))
-        return dataclasses.replace(self.changed(**heeded), origins=origins)
+        return dataclasses.replace(self, **groups_of({**self.as_dict(), **heeded}), origins=origins)
 
     def as_dict(self) -> dict[str, Any]:
         """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""
@@ -788,6 +789,16 @@ class Config:
 
 
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if str(f.type).endswith("Config")}
+
+
+def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups of a `Config`, made of the values of all settings by flat name."""
+    members: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    for name, (group, _) in settings_by_name().items():
+        members[group][name] = values[name]
+    return {group: make(**members[group]) for group, make in GROUPS.items()}  # type: ignore[operator]
+
+
 # Sets of settings that several commands take: of groups, single settings and other sets.
 SETS = {
     "folders": "output_dir log_dir language",

@@ -30,6 +30,7 @@ LEAST_LIKENESS = (
 )
 TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 LONGEST_NUMBER_BITS = 1024  # of a whole number: what is longer is no float either
+NOT_A_NUMBER = {int: "is not a whole number; allowed: {allowed}", float: "is not a number; allowed: {allowed}"}
 FEWEST_BYTES = 1024  # what is less, and has no unit, was meant to have one
 NOTHING_WORDS = ("none", "null", "")
 Auto = str  # `int | Auto`: a whole number, or the word with which the program decides
@@ -137,16 +138,27 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
         return None
     if facts["auto"] and word == AUTO:
         return AUTO
-    parsed = _parse_kind(facts, value, word)
-    parsed = next((choice for choice in facts["choices"] if choice.lower() == str(parsed).lower()), parsed)
-    if facts["choices"] and parsed not in facts["choices"]:
-        raise ValueError(not_known(str(parsed), facts["choices"]))
-    low, high, above = facts["low"], facts["high"], facts["above"]
-    if isinstance(parsed, (int, float)) and not isinstance(parsed, bool):
-        is_low = (low is not None and parsed < low) or (above is not None and parsed <= above)
-        if is_low or (high is not None and parsed > high):
-            raise ValueError(say("is out of range; allowed: {allowed}", allowed=allowed(facts)))
-    return at_home(parsed) if facts["is_place"] and isinstance(parsed, str) else parsed
+    parsed = PARSERS[facts["kind"]](facts, value)
+    if facts["choices"]:
+        return _choice(facts["choices"], parsed)
+    if facts["kind"] in (int, float) and not _is_in_range(facts, parsed):
+        raise ValueError(say("is out of range; allowed: {allowed}", allowed=allowed(facts)))
+    return at_home(parsed) if facts["is_place"] else parsed
+
+
+def _choice(choices: tuple[str, ...], parsed: str) -> str:
+    """The choice that is meant, in whatever case it is written."""
+    for choice in choices:
+        if choice.lower() == parsed.lower():
+            return choice
+    raise ValueError(not_known(parsed, choices))
+
+
+def _is_in_range(facts: Mapping[str, Any], number: float) -> bool:
+    least = -math.inf if facts["low"] is None else facts["low"]
+    most = math.inf if facts["high"] is None else facts["high"]
+    above = -math.inf if facts["above"] is None else facts["above"]
+    return bool(least <= number <= most and number > above)
 
 
 def at_home(place: str) -> str:
@@ -188,77 +200,104 @@ def is_encodable(text: str) -> bool:
     return True
 
 
-def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
-    kind = facts["kind"]
-    if kind is bool:
-        further = ", auto" if facts["auto"] else ""
-        if isinstance(word, bool):
-            return word
-        if str(word) in TRUE_WORDS + FALSE_WORDS:
-            return str(word) in TRUE_WORDS
-        raise ValueError(
-            say("is neither true nor false; allowed: True, False, yes, no, 1, 0{further}", further=further)
-        )
-    if kind == "size":
-        return _size(value, word)
-    if kind in ("text", str) and not is_encodable(str(value)):
+def _truth(facts: Mapping[str, Any], value: Any) -> bool:
+    word = str(value).strip().lower()
+    if word in TRUE_WORDS + FALSE_WORDS:
+        return word in TRUE_WORDS
+    further = ", auto" if facts["auto"] else ""
+    raise ValueError(say("is neither true nor false; allowed: True, False, yes, no, 1, 0{further}", further=further))
+
+
+def _text(facts: Mapping[str, Any], value: Any) -> str:
+    text = str(value)
+    if not is_encodable(text):
         raise ValueError(say("is not UTF-8; rename it, or set a UTF-8 locale such as LC_ALL=C.UTF-8"))
-    if kind == "text":
-        return str(value)
-    if kind is str:
-        return str(value).strip()
+    return text
+
+
+def _stripped(facts: Mapping[str, Any], value: Any) -> str:
+    return _text(facts, value).strip()
+
+
+def _number(facts: Mapping[str, Any], value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError(say("needs a value"))
     try:
         number = float(value)
-        if kind is int and number != int(number):
-            raise ValueError
     except (TypeError, ValueError, OverflowError):
-        told = "is not a whole number; allowed: {allowed}" if kind is int else "is not a number; allowed: {allowed}"
-        raise ValueError(say(told, allowed=allowed(facts))) from None
+        raise ValueError(say(NOT_A_NUMBER[facts["kind"]], allowed=allowed(facts))) from None
     if not math.isfinite(number):
         raise ValueError(say("is not a finite number; allowed: {allowed}", allowed=allowed(facts)))
-    if kind is float:
-        return number
-    return int(value) if isinstance(value, str) and word.lstrip("+-").isdigit() else int(number)
+    return number
 
 
-def _size(value: Any, word: Any) -> int:
+def _whole(facts: Mapping[str, Any], value: Any) -> int:
+    number = _number(facts, value)
+    if number != int(number):
+        raise ValueError(say(NOT_A_NUMBER[int], allowed=allowed(facts)))
+    with suppress(ValueError):
+        return int(value)  # A number of more digits than a float has, as it was typed.
+    return int(number)
+
+
+def _size(facts: Mapping[str, Any], value: Any) -> int:
     try:
         size = parse_size(value)
     except (ValueError, OverflowError):
         raise ValueError(say("is not a size above 0; write it as 6G, 512M, 1.5GiB or a number of bytes")) from None
-    if size < FEWEST_BYTES and re.fullmatch(r"[\d.]+", str(word)):
+    word = str(value).strip()
+    if size < FEWEST_BYTES and re.fullmatch(r"[\d.]+", word):
         unit = "G" if float(word) < 64 else "M"
-        told = "means {size} bytes; did you mean {word}{unit}? Write the unit with it"
-        raise ValueError(say(told, size=size, word=word, unit=unit))
+        text = "means {size} bytes; did you mean {word}{unit}? Write the unit with it"
+        raise ValueError(say(text, size=size, word=word, unit=unit))
     return size
+
+
+# How a raw value becomes one of a kind: functions of the setting's facts and the value, which raise a ValueError.
+PARSERS: dict[Any, Callable[[Mapping[str, Any], Any], Any]] = {
+    bool: _truth,
+    int: _whole,
+    float: _number,
+    str: _stripped,
+    "text": _text,
+    "size": _size,
+}
+# The values of a kind in words, where no range or choice says it better.
+KIND_WORDS: dict[Any, str] = {
+    bool: "True | False",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    "text": "text",
+    "size": "a size such as 6G or 512M",
+}
 
 
 def allowed(facts: Mapping[str, Any]) -> str:
     """Say in words which values a setting takes, e.g. `auto or 1 or more, rows`."""
-    words: list[str] = ["auto"] if facts["auto"] else []
-    low, high, above = facts["low"], facts["high"], facts["above"]
+    words: list[str] = ["auto"] * facts["auto"]
     if facts["choices"]:
         words.append(" | ".join(choice for choice in facts["choices"] if choice != AUTO))
-    elif facts["kind"] is bool:
-        words.append("True | False")
-    elif above is not None or low is not None:
-        text = "{least} or more" if above is None else "more than {least}"
-        if high is not None:
-            text = "{least} to {most}" if above is None else "more than {least} up to {most}"
-        ends = {"least": low if above is None else above, "most": high}
-        words.append(say(text, **{name: str(end).removesuffix(".0") for name, end in ends.items() if end is not None}))
-    elif facts["kind"] == "size":
-        words.append(say("a size such as 6G or 512M"))
-    elif facts["kind"] in (str, "text"):
-        words.append(say("text"))
+    elif facts["above"] is not None or facts["low"] is not None:
+        words.append(_range_words(facts))
     else:
-        words.append(say("a number"))
-    if facts["optional"]:
-        words.append("none")
+        words.append(say(KIND_WORDS[facts["kind"]]))
+    words += ["none"] * facts["optional"]
     values = join(say(" or "), words)
     return say("{values}, {unit}", values=values, unit=say(facts["unit"])) if facts["unit"] else values
+
+
+def _range_words(facts: Mapping[str, Any]) -> str:
+    least = str(facts["low"]).removesuffix(".0")
+    most = str(facts["high"]).removesuffix(".0")
+    if facts["above"] is not None:
+        above = str(facts["above"]).removesuffix(".0")
+        if facts["high"] is None:
+            return say("more than {least}", least=above)
+        return say("more than {least} up to {most}", least=above, most=most)
+    if facts["high"] is None:
+        return say("{least} or more", least=least)
+    return say("{least} to {most}", least=least, most=most)
 
 
 def show(field: dataclasses.Field[Any], value: Any) -> str:

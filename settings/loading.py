@@ -16,6 +16,7 @@ from settings.declared import (
     ROOT,
     Config,
     flags_of,
+    groups_of,
     places,
     settings_by_name,
 )
@@ -51,29 +52,35 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     if command not in COMMANDS:
         raise UserError(_not_a_command(str(command)))
     taken = {name: frozenset(flags_of(name)) for name in COMMANDS}
-    defaults = Config()
-    given = layered(command, flags or {}, defaults.as_dict(), settings_by_name(), taken, user_edits())
-    config, problems = defaults.changed(**given.values), given.problems
-    config = dataclasses.replace(
-        config, model_preset=given.model_preset, origins=tuple(given.origins.items()), is_record=given.is_record
+    defaults = Config().as_dict()
+    given = layered(command, flags or {}, defaults, settings_by_name(), taken, user_edits())
+    values = {**defaults, **given.values}
+    values |= _derived(values, given.origins, command)
+    problems = given.problems
+    config = Config(
+        **groups_of(values),
+        model_preset=given.model_preset,
+        origins=tuple(given.origins.items()),
+        is_record=given.is_record,
     )
-    config = config.changed(**_derived(config, command))
     # flags of a run that goes on stand over its saved settings, which are not read yet: `resumed_config` names their file
     if not problems and ("config" in (flags or {}) or config.train.is_keep_training is not True):
+        edits = _acting_edits(given.origins)
         wrong = [*check(config, command), *without_effect(config, _decided(command))]
-        problems += [_placed(problem, config) for problem in wrong]
+        problems += [_placed(problem, edits) for problem in wrong]
     refuse(problems)
     return dataclasses.replace(config, reads=set())  # What the checks have read is not in use yet.
 
 
-def _derived(config: Config, command: str) -> dict[str, Any]:
+def _derived(values: Mapping[str, Any], origins: Mapping[str, str], command: str) -> dict[str, Any]:
     """The defaults that depend on other settings, where the user has named none."""
-    settings, values = view(config, command), config.as_dict()
-    return {
-        name: member.metadata["derived"].value(settings)
-        for name, (_, member) in settings_by_name().items()
-        if member.metadata["derived"] is not None and (values[name] == AUTO or not config.given(name))
-    }
+    settings = view(values, origins.items(), command)
+    derived = dict[str, Any]()
+    for name, (_, member) in settings_by_name().items():
+        rule = member.metadata["derived"]
+        if rule is not None and (values[name] == AUTO or not settings.given(name)):
+            derived[name] = rule.value(settings)
+    return derived
 
 
 def _decided(command: str) -> Collection[str]:
@@ -83,13 +90,17 @@ def _decided(command: str) -> Collection[str]:
     return [name for name, (group, _) in flags_of(command).items() if group not in ("generate", "metrics")]
 
 
-def _placed(problem: str, config: Config) -> str:
+def _acting_edits(origins: Mapping[str, str]) -> dict[str, Edit]:
+    """The edits that nothing overrides, by the name of the setting."""
+    return {name: edit for name, edit in user_edits().by_name.items() if origins.get(name) == "edited"}
+
+
+def _placed(problem: str, edits: Mapping[str, Edit]) -> str:
     """A contradiction, with the line in `config.py` of the setting that it is about."""
     name = english(problem).removeprefix("--").partition(" = ")[0]
-    edit = user_edits().by_name.get(name)
-    if edit is None or config.origin(name) != "edited":
+    if name not in edits:
         return problem
-    return say("{place}: {problem}", place=edit.place, problem=problem)
+    return say("{place}: {problem}", place=edits[name].place, problem=problem)
 
 
 def _not_a_command(word: str) -> str:
@@ -135,9 +146,8 @@ def label(name: str, origin: str | None) -> str:
 
 def edit_notes(config: Config, command: str) -> list[str]:
     """Which lines edited in `config.py` act in this start, and which a named preset or a run that goes on overrides."""
-    edits = user_edits().by_name
-    acting = [edit for name, edit in edits.items() if config.origin(name) == "edited"]
-    replaced: list[Edit] = []
+    acting = list(_acting_edits(dict(config.origins)).values())
+    replaced = list[Edit]()
     if config.train.is_keep_training is True:
         of_start = (*places(), "run_name", "is_keep_training")
         replaced = [edit for edit in acting if edit.name not in of_start]
@@ -148,7 +158,7 @@ def edit_notes(config: Config, command: str) -> list[str]:
     if replaced:
         text = "edited, but a run that goes on keeps its own settings: {lines}"
         notes.append(say(text, lines=_lines(replaced)))
-    for name, edit in edits.items():
+    for name, edit in user_edits().by_name.items():
         if config.origin(name) == "preset" and name in flags_of(command):
             text = (
                 "{place}: {name} = {edited}, is overridden by {value} from a preset; --{name}={edited} takes precedence"

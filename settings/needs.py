@@ -8,7 +8,7 @@ from language import Message, join, say
 from settings.declared import Config, Noting, flags_of, settings_by_name
 from settings.fields import AUTO, Need, show
 from settings.precedence import ORIGINS
-from settings.tasks import MODEL_HEADS, default_objective
+from settings.tasks import default_objective
 
 STRENGTH = (None, *ORIGINS)
 
@@ -22,14 +22,15 @@ def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
     Args:
         decided: the settings whose values nothing will change any more; what needs others is not looked at.
     """
-    settings, values, origins = settings_by_name(), config.as_dict(), dict(config.origins)
-    values["objective"] = _objective_of(config)
+    settings = settings_by_name()
+    values = config.as_dict()
+    if values["objective"] == AUTO and config.train.is_finetune:
+        values["objective"] = default_objective(is_finetune=True)
     problems = list[Message]()
-    for name, (_, member) in settings.items():
-        if not _is_chosen(config, name, values[name], member.default):
-            continue
+    for name in filter(config.is_chosen, settings):
+        _, member = settings[name]
         for need in member.metadata["needs"]:
-            is_weaker = STRENGTH.index(origins[name]) < STRENGTH.index(origins.get(need.name))
+            is_weaker = STRENGTH.index(config.origin(name)) < STRENGTH.index(config.origin(need.name))
             default = settings[need.name][1].default
             if need.name in decided and not is_weaker and not need.allows(values[need.name], default):
                 problems.append(_sentence(name, show(member, values[name]), need, values[need.name]))
@@ -39,25 +40,13 @@ def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
 def unread(config: Config, command: str) -> list[Message]:
     """What the user has named and nobody has read until now, each in a sentence."""
     values = config.as_dict()
-    return [
-        say("--{name} = {value}, has no effect on this run", name=name, value=show(member, values[name]))
-        for name, (group, member) in flags_of(command).items()
-        if isinstance(getattr(config, group), Noting)
-        and name not in config.reads
-        and _is_chosen(config, name, values[name], member.default)
-    ]
-
-
-def _is_chosen(config: Config, name: str, value: object, default: object) -> bool:
-    is_saved = config.is_record and config.origin(name) == "file"
-    return config.given(name) and value != default and not is_saved
-
-
-def _objective_of(config: Config) -> str:
-    """The objective as far as settings say it; auto: the data do."""
-    if config.data.objective == AUTO and config.train.is_finetune and not MODEL_HEADS[config.model.head].has_labels:
-        return default_objective(is_finetune=True)
-    return config.data.objective
+    problems = list[Message]()
+    for name, (group, member) in flags_of(command).items():
+        is_noted = isinstance(getattr(config, group), Noting)
+        if is_noted and name not in config.reads and config.is_chosen(name):
+            value = show(member, values[name])
+            problems.append(say("--{name} = {value}, has no effect on this run", name=name, value=value))
+    return problems
 
 
 def _sentence(name: str, value: str, need: Need, actual: object) -> Message:

@@ -30,11 +30,12 @@ GIVES_WAY = {
 # Where the value of a setting can be from, the weakest first. The presets that nobody names are `tiny` and `sample`.
 ORIGINS = ("unnamed preset", "saved model", "edited", "preset", "file", "flag")
 UNNAMED_PRESET, SAVED = ORIGINS[:2]
+BY_USER = ("edited", "file", "flag")  # origins of what the user chose
 Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
 
 
 class Layered(NamedTuple):
-    """Values that differ from the defaults, from which layer each came, and what is wrong.
+    """Values that are not the defaults, from which layer each came, and what is wrong.
 
     Args:
         is_record: whether the file is what a run has saved, which names all settings, chosen or not.
@@ -77,70 +78,105 @@ def layered(
     flags = dict(flags)
     problems = list(edits.problems)
     groups = {group for group, _ in settings.values()}
-    path = flags.pop("config", None)
-    file = dict[str, Any]()
-    if isinstance(path, Mapping):
-        file = dict(path)
-    elif path is not None:
-        try:
-            file = read_settings_file(Path(str(path)), groups)
-        except UserError as error:
-            problems += error.problems
+    file = _file(flags.pop("config", None), groups, problems)
     is_record = 2 * len(file) > len(settings)
     preset = flags.pop("preset", file.pop("preset", None))
     edited = {name: edit.value for name, edit in edits.by_name.items()}
     has_data = any(layer.get("train_file") for layer in (edited, file, flags))
-    takes_sample = preset is None and command == "train" and not has_data
-    unnamed, named = (_preset(name, groups, problems) for name in ("sample" if takes_sample else None, preset))
-    layers = [(UNNAMED_PRESET, unnamed), ("edited", edited), ("preset", named), ("file", file), ("flag", flags)]
-
-    values, origins = dict[str, Any](), dict[str, str]()
-    model_preset, is_named = str(defaults["model_preset"]), False
-    for place, (origin, layer) in enumerate(layers):
-        if "model_preset" in layer:
-            model_preset, origins["model_preset"] = str(layer.pop("model_preset")), origin
-            is_named = place > 1
-    shape = model_presets().get(model_preset, {})
-    if not shape:
+    unnamed = "sample" if preset is None and command == "train" and not has_data else None
+    layers = [
+        Layer(UNNAMED_PRESET, _preset(unnamed, groups, problems)),
+        Layer("edited", edited),
+        Layer("preset", _preset(preset, groups, problems)),
+        Layer("file", file),
+        Layer("flag", flags),
+    ]
+    merged = Merged(dict(defaults), {}, {})
+    model_preset = str(defaults["model_preset"])
+    model_layer = Layer(UNNAMED_PRESET, {})
+    place = 0  # The shape of a preset that a named preset, the file or a flag names stands over edited lines.
+    for number, layer in enumerate(layers):
+        if "model_preset" in layer.values:
+            model_preset = str(layer.values.pop("model_preset"))
+            merged.origins["model_preset"] = layer.origin
+            model_layer = Layer(UNNAMED_PRESET if layer.origin == UNNAMED_PRESET else "preset", {})
+            place = 2 if number >= 2 else 0
+    if model_preset in model_presets():
+        model_layer.values.update(model_presets()[model_preset])
+    else:
         problems.append(_unknown_preset("model_preset", model_preset, model_presets()))
-    is_unnamed = origins.get("model_preset", UNNAMED_PRESET) == UNNAMED_PRESET
-    layers.insert(2 if is_named else 0, (UNNAMED_PRESET if is_unnamed else "preset", shape))
-
-    level = dict[str, int]()  # setting -> the number of the layer that its value is from
-    for place, (origin, layer) in enumerate(layers):
-        stacks = [values.get(name, defaults[name]) for name in ("num_layers", "num_decoder_layers")]
-        for name, value in layer.items():
-            if name not in taken[command] and layer is not shape:
-                if origin == "flag" or name not in settings:  # a file may serve several commands
-                    problems.append(_no_such(name, value, origin, command, taken))
-            elif isinstance(value, (Mapping, list, tuple, set)):
-                # its text may be of any length: YAML can name one part many times
-                problems.append(say("--{name}, is a table; a setting takes one value", name=name))
-            else:
-                try:
-                    values[name] = parse(settings[name][1], value)
-                    origins[name] = origin
-                    level[name] = place
-                except ValueError as error:
-                    problem = error.args[0] if error.args else error
-                    if origin == "edited":
-                        problems.append(edits.by_name[name].problem(problem))
-                    else:
-                        problems.append(say("--{name} = {value}, {problem}", name=name, value=value, problem=problem))
-        if (
-            "num_layers" in layer
-            and "num_decoder_layers" not in layer
-            and stacks[0] == stacks[1]
-            and "num_layers" in values
-        ):
-            # Named alone, it means both stacks, as in transformers' T5Config; ByT5's differ, and its decoder stays.
-            values["num_decoder_layers"] = values["num_layers"]
+    layers.insert(place, model_layer)
+    for number, layer in enumerate(layers):
+        known = settings if layer is model_layer else taken[command]
+        values = dict[str, Any]()
+        for name, value in layer.values.items():
+            if name in known:
+                values[name] = value
+            elif layer.origin == "flag" or name not in settings:  # A file may serve several commands.
+                problems.append(_no_such(name, value, layer.origin, command, taken))
+        merged.put(Layer(layer.origin, values), number, settings, edits, problems)
     for name, others in GIVES_WAY.items():
-        if origins.get(name) in (UNNAMED_PRESET, "preset") and all(
-            level.get(other, -1) > level[name] for other in others
-        ):
-            del values[name], origins[name]
-    return Layered(values, model_preset, origins, problems, is_record)
+        is_of_preset = merged.origins.get(name) in (UNNAMED_PRESET, "preset")
+        if is_of_preset and all(merged.levels.get(other, -1) > merged.levels[name] for other in others):
+            del merged.origins[name]
+            del merged.levels[name]
+    values = {name: merged.values[name] for name in merged.levels}
+    return Layered(values, model_preset, merged.origins, problems, is_record)
+
+
+class Layer(NamedTuple):
+    """Raw values by flat name, and where they are from: one of `ORIGINS`."""
+
+    origin: str
+    values: dict[str, Any]
+
+
+class Merged(NamedTuple):
+    """The layers put so far over each other.
+
+    Args:
+        values: of all settings. origins: of the layer that each value is from. levels: its number.
+    """
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+    levels: dict[str, int]
+
+    def put(self, layer: Layer, number: int, settings: Settings, edits: Edits, problems: list[str]) -> None:
+        """Put a layer over these; what is no value of its setting is one of the problems."""
+        are_alike = self.values["num_layers"] == self.values["num_decoder_layers"]
+        for name, value in layer.values.items():
+            if isinstance(value, (Mapping, list, tuple, set)):
+                # Its text may be of any length: YAML can name one part many times.
+                problems.append(say("--{name}, is a table; a setting takes one value", name=name))
+                continue
+            try:
+                self.values[name] = parse(settings[name][1], value)
+            except ValueError as error:
+                if layer.origin == "edited":
+                    problems.append(edits.by_name[name].problem(error.args[0]))
+                else:
+                    problems.append(say("--{name} = {value}, {problem}", name=name, value=value, problem=error.args[0]))
+                continue
+            self.origins[name] = layer.origin
+            self.levels[name] = number
+        if are_alike and "num_layers" in layer.values and "num_decoder_layers" not in layer.values:
+            # Named alone, it means both stacks, as in transformers' T5Config; ByT5's differ, and its decoder stays.
+            self.values["num_decoder_layers"] = self.values["num_layers"]
+            self.levels["num_decoder_layers"] = number
+
+
+def _file(config: Any, groups: Collection[str], problems: list[str]) -> dict[str, Any]:
+    """The settings of `--config`: a file, or what one says."""
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        return dict(config)
+    try:
+        return read_settings_file(Path(str(config)), groups)
+    except UserError as error:
+        problems += error.problems
+        return {}
 
 
 def _preset(name: Any, groups: Collection[str], problems: list[str]) -> dict[str, Any]:

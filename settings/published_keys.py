@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from language import say
-from settings.consistency import SEQUENCE
+from settings.tasks import MODEL_HEADS
 
 USED, IDLE, REFUSED = "used", "no effect here", "refused"
 CONFIG, GENERATION, TOKENIZER, SPECIAL = (
     "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
 )  # fmt: skip
+HEADS_OF_ROWS = [name for name, head in MODEL_HEADS.items() if head.has_labels and head.pools_rows]
 _SHOWN_LENGTH = 60  # characters of a value in a message
 
 
@@ -38,7 +39,7 @@ def _writes_text(content: Mapping[str, Any]) -> bool:
 
 def _labels_texts(content: Mapping[str, Any]) -> bool:
     is_published = any(str(name).endswith("ForSequenceClassification") for name in content.get("architectures") or [])
-    return is_published or content.get("head") == SEQUENCE
+    return is_published or content.get("head") in HEADS_OF_ROWS
 
 
 class Key(NamedTuple):

@@ -5,7 +5,8 @@ A new task is an entry here and a file in `tasks/` with the class that the entry
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -44,6 +45,7 @@ class HeadFacts:
         needs_decoder, takes_decoder: whether there has to be a decoder, and whether there may be one.
         pools_rows: whether a row has one output, and not each of its tokens.
         is_dense: whether there is a dense layer before the outputs where `head_kind` is auto.
+        over_decoder: settings of the head that have one value alone over a decoder.
     """
 
     task: str | None
@@ -55,6 +57,7 @@ class HeadFacts:
     takes_decoder: bool = False
     pools_rows: bool = False
     is_dense: bool = False
+    over_decoder: Mapping[str, str] = field(default_factory=dict)
 
 
 TASKS = {
@@ -91,6 +94,7 @@ MODEL_HEADS = {
         takes_decoder=True,
         pools_rows=True,
         is_dense=True,
+        over_decoder={"pooling": "last", "head_kind": "dense"},
     ),
     "token": HeadFacts("token", ("generate", "evaluate", "serve", "embed"), "token-classification", has_labels=True),
 }

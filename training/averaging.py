@@ -32,7 +32,7 @@ def publish_mean(live: LiveRun) -> bool:
         UserError: the disk is full or cannot be written; the checkpoints are whole, and the best is published.
     Memory: the model's again, in place of the one that has trained.
     """
-    asked = live.config.train.average_checkpoints
+    asked = live.train.average_checkpoints
     found = live.group.run_on_main(lambda: live.checkpoints.last(asked)) if asked > 1 else []
     if len(found) < 2:
         return False

@@ -20,7 +20,6 @@ from training.evaluation.answers import AnswerBudget, AnswerWriter
 from training.evaluation.losses import Evaluation
 from training.evaluation.prompt_parts import PromptParts, was_cut
 from training.evaluation.samples import SHOWN, Sample, generate_metrics, sides_of
-from training.evaluation.scores import metric_names
 from training.live import LiveRun
 from training.recovering import give_up
 from units import MIB
@@ -50,14 +49,14 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
         result = losses.mean_of_sets(results) if sets else results[""]
     if not result.tokens:
         return False
-    asked, held_out = live.config.metrics.eval_generate_rows, live.run.validation.num_rows
+    asked, held_out = live.metrics.eval_generate_rows, live.run.validation.num_rows
     answered = {}
     if scores and asked != AUTO:
         answered["answered_rows"] = sum(min(int(asked), len(rows)) for rows in sets.values() or [range(held_out)])
     is_best = live.evaluated(result.loss, {**result.figures(), **answered}, is_mean=averaged > 0)
     means = {"averaged_checkpoints": averaged} if averaged else {}
     # of each set the loss, and what selects the best checkpoint; all else is in the event
-    told = {f"{name}/loss" for name in sets} | {live.config.train.metric_for_best}
+    told = {f"{name}/loss" for name in sets} | {live.train.metric_for_best}
     further, of_answers = list[str](), list[str]()
     for name, value in result.metrics.items():
         if name not in told and name.partition("/")[0] in sets:
@@ -112,16 +111,16 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
         score name -> percentage, empty where no rows were asked for; and a few samples.
     Memory: at most `free_bytes` where one row fits.
     """
-    run, asked, blockwise = live.run, live.config.metrics.eval_generate_rows, live.engine.blockwise
+    run, asked, blockwise = live.run, live.metrics.eval_generate_rows, live.engine.blockwise
     rows = 0 if asked == AUTO else min(int(asked), run.validation.num_rows)
     if not rows:
         return {}, []
-    several = live.config.answer.num_answers
+    several = live.num_answers
     # beams only for several answers, since they take several times as long
     settings = live.decoding if several > 1 else replace(live.decoding, num_beams=1)
     choices = 0 if run.tree is None else run.tree.most_choices(settings.num_beams)
     used_bytes = live.monitor.sample().anon_bytes
-    model = HeldModel(blockwise.model.config, live.controller.plan.choice, 0)
+    model = HeldModel(live.shape, live.controller.plan.choice, 0)
     model = replace(model, base_bytes=used_bytes - model.weight_bytes)  # The model is in memory already.
 
     def predict(batch: AnswerBatch) -> dict[str, int]:
@@ -142,7 +141,7 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
 
     scores, samples, _ = generate_metrics(
         answer, run.validation, run.tokenizer, settings, live.group,
-        rows=rows, batch_size=batch_size, names=metric_names(live.config), shown=SHOWN, own=run.metrics, of=of,
+        rows=rows, batch_size=batch_size, names=live.score_names, shown=SHOWN, own=run.metrics, of=of,
     )  # fmt: skip
     return scores, samples
 
@@ -150,12 +149,12 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
 def _loss(live: LiveRun, rows: range | None) -> Evaluation:
     """Over the first `eval_rows` held-out rows, or those of a set, in smaller micro-batches where memory does not suffice."""
     group = live.group
-    most = live.config.train.eval_rows
+    most = live.train.eval_rows
     while True:
         size = live.controller.plan.choice.eval_batch_size_per_gpu
         try:
             batches = live.run.validation.evaluation_batches(most, size, group.rank, group.size, rows)
-            scores = live.task.new_scores(live.config.model.label_names)
+            scores = live.task.new_scores(live.shape.label_names)
             return losses.evaluate(live.engine.blockwise, batches, group, live.device.torch_device, scores)
         except Exception as error:
             if not live.device.is_out_of_memory(error):
@@ -172,7 +171,7 @@ def show_samples(live: LiveRun) -> str | None:
         the text of the first prompt, for the next command to type; None where there are no rows.
     Memory: answers of all these rows; of a head over labels evaluation of one row.
     """
-    run, count = live.run, live.config.train.sample_rows
+    run, count = live.run, live.train.sample_rows
     batches = list(run.validation.evaluation_batches(max(count, 1), 1))
     prompts = [_whole(run.tokenizer.decode_with_unknown(ids)) for batch in batches for ids, _ in sides_of(batch)]
     if count and batches:
@@ -206,7 +205,7 @@ def _predicted_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[st
     """Labels that a head predicts, twice, and those that the data says."""
     blockwise, names, task = live.engine.blockwise, live.run.prepared.labels, cast(LabelOutputs, live.task)
     for batch in batches:
-        (logits,) = blockwise.predict([to_micro_batch(batch, blockwise.model.config, live.device.torch_device)])
+        (logits,) = blockwise.predict([to_micro_batch(batch, live.shape, live.device.torch_device)])
         predicted, labels = task.beside_labels(batch, logits.float().cpu().numpy(), names)
         yield predicted, predicted, labels
 

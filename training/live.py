@@ -16,14 +16,16 @@ from data.batches.collate import Batch
 from devices.malloc import tune_malloc
 from language import say
 from memory.controller import MemoryController
-from memory.resumed_choice import step_settings
+from memory.step_settings import StepSettings
 from settings.declared import GenerateConfig
 from settings.errors import UserError, reason_of
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.state import TrainingState
 from training.divergence import Divergence
+from training.evaluation.scores import metric_names
 from training.evaluation.stopping import BestMetric
 from training.report.run_log import RunLog
+from training.report.summary import resume_command
 from training.setup.build import build
 from training.setup.data import rolled_back
 from training.setup.resolved import ResolvedRun
@@ -38,21 +40,37 @@ class LiveRun:
     """
 
     def __init__(self, run: ResolvedRun, controller: MemoryController, log: RunLog) -> None:
-        self.run = self._beginning = run
-        self.config, self.device, self.group = run.config, run.device, run.group
+        config = run.config
+        self.run = run
+        self._beginning = run
+        self.train = config.train
+        self.metrics = config.metrics
+        self.output = config.run
+        self.shape = config.model
+        self.num_answers = config.answer.num_answers
+        self.score_names = metric_names(config)
+        self.resume_command = resume_command(config.as_dict())
+        self._cut = StepSettings.of(config).of_cut()
+        self.device = run.device
+        self.group = run.group
         self.task = run.task
-        self.controller, self.monitor, self.log = controller, run.monitor, log
-        self.checkpoints = Checkpoints(run.run_dir, run.config.train.keep_latest_n_ckp)
-        self.is_main, self.has_saved = run.group.is_main, False  # whether this part of the run has written a checkpoint
+        self.controller = controller
+        self.monitor = run.monitor
+        self.log = log
+        self.checkpoints = Checkpoints(run.run_dir, self.train.keep_latest_n_ckp)
+        self.is_main = run.group.is_main
+        self.has_saved = False  # Whether this part of the run has written a checkpoint.
         # The published model's answers are as long as it has been trained on, here or, as its base's folder says, before.
-        longest, most = run.loader.longest_answer, run.config.generate.max_new_tokens
+        longest, most = run.loader.longest_answer, config.generate.max_new_tokens
         longest = longest if most == GenerateConfig.max_new_tokens else max(longest, most)
-        self.decoding = replace(run.config.generate, max_new_tokens=longest)
+        self.decoding = replace(config.generate, max_new_tokens=longest)
         self._ahead: tuple[dict[str, int], list[Batch]] = ({}, [])  # batches, and what was asked for
         self._build()
 
     def _build(self) -> None:
-        choice, budget, train = self.controller.plan.choice, self.controller.budget, self.config.train
+        choice = self.controller.plan.choice
+        budget = self.controller.budget
+        train = self.train
         tune_malloc(choice.malloc)
         if budget.device_bytes is not None:
             self.device.limit_memory(budget.device_bytes)
@@ -152,7 +170,7 @@ class LiveRun:
         return replace(
             self.state,
             choice=asdict(self.engine.plan),
-            asked=step_settings(self.config),
+            asked=self._cut,
             loss_scaling=None if scaling is None else scaling.as_dict(),
             divergence=None if self.divergence == Divergence() else asdict(self.divergence),
         )

@@ -190,7 +190,7 @@ def load_model(
     held = _hold(config, device, budget, held, least or AnswerBatch.by(config.generate, 1, config.data.max_seq_len))
     tune_malloc(held.plan.malloc)
     storage = dtype_of(held.plan.storage)
-    offloaded = offloaded_store(held.plan, device, weights_folder(config))
+    offloaded = offloaded_store(held.plan, device, weights_folder(config.memory, config.run))
     t5 = hf_format.load(
         saved.base,
         storage,
@@ -234,7 +234,8 @@ def _hold(config: Config, device: Device, budget: Budget, model: HeldModel, leas
         requested = "no"  # Each process chooses for itself, so that none may round.
     scores = 0 if device.is_host else traits_of(device.torch_device).scores
     model = replace(model, plan=replace(model.plan, kernels=kernels() is not None, scores=scores))
-    weights_in = weights_in_to_try(config, Machine(total, total))
+    folder = weights_folder(config.memory, config.run)
+    weights_in = weights_in_to_try(config.memory.weights_in, folder, Machine(total, total))
     candidates = list(rungs(model, storage_dtypes(stored, compute, requested), stored, weights_in))
     held = first_that_fits(candidates, total, lambda candidate: candidate.answering(least))
     if held is None:

@@ -35,11 +35,10 @@ from engine.optimizers import Step
 from limits import SAMPLE_TOKENS
 from memory.cleanup import Cleaner
 from memory.estimate.shapes import MicroBatchRows
-from memory.probe import ProbeData, ProbeRequest
+from memory.probe import ProbeRequest
 from memory.processes import ROOT, has_proc, sizes_of
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import generate
-from settings.declared import Config
 from training.setup.answer_list import TREE_FILE
 from training.setup.build import build
 from training.setup.resolved import ResolvedRun
@@ -123,7 +122,17 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
     use_threads(config.run.num_threads)
     cleaner = Cleaner(device)
     peaks = PhasePeaks(device)
-    data = _read(config, request.data, len(request.steps[0])) if request.data else []
+    held = list[Any]()  # Tokenizer and loaders, as a run holds them, with its look at the lengths of rows.
+    if request.data is not None:
+        splits = request.data.train, request.data.validation
+        train, validation = (
+            StepLoader(split, request.data.objective, config, request.data.reopens) for split in splits
+        )
+        # A run has measured the rate of products.
+        torch.ones(PRODUCT_SIDE, PRODUCT_SIDE) @ torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)
+        step_lengths(train, request.data.train, range(1), len(request.steps[0]))
+        evaluation_lengths(validation, config.train.eval_rows)
+        held += [Tokenizer.load(request.data.tokenizer), train, validation]
     cleaner.before("load")
     restart_peak()
     base_bytes = 0 if device.is_separate_memory else peak_bytes()
@@ -136,10 +145,18 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
         engine = build(run, request.choice)
         cleaner.settle()
 
+    task = config.task
+    has_reference = task.stores_reference(config)
+
+    def batch_of(rows: MicroBatchRows, seed: int) -> Batch:
+        """Rows of these source and target lengths with random ids."""
+        batch: Batch = task.random_batch(rows, config.model, np.random.default_rng(seed), has_reference)
+        return batch
+
     def evaluate(phase: str) -> None:
         cleaner.before("evaluation")
         with peaks.phase(phase):
-            batch = random_batch(config, request.evaluation, 0)
+            batch = batch_of(request.evaluation, 0)
             float(engine.blockwise.loss([to_micro_batch(batch, config.model, device.torch_device)]))
 
     evaluate("first evaluation")
@@ -147,7 +164,7 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
         with peaks.phase("first step" if number == 1 else "step"):
             start = time.perf_counter()
             micro_batches = request.steps[(number - 1) % len(request.steps)]
-            batches = [random_batch(config, rows, number) for rows in micro_batches]
+            batches = [batch_of(rows, number) for rows in micro_batches]
             step = Step(number, 1e-4, config.train.weight_decay, config.run.seed)
             engine.attempt(step, batches, sum(batch.num_labels for batch in batches))
             step_seconds = time.perf_counter() - start
@@ -155,7 +172,7 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
     cleaner.before("samples")
     with peaks.phase("samples"):
         prompts = [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]]
-        if prompts and config.task.writes_text:
+        if prompts and task.writes_text:
             weights = engine.blockwise.weight_store
             generate(
                 engine.blockwise.model,
@@ -164,23 +181,5 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
                 with_weights=weights.in_compute_dtype,
                 compute_dtype=weights.compute_dtype,
             )
-    del data  # A run holds it until here.
+    del held  # A run holds it until here.
     return {"base_bytes": base_bytes, "phases": peaks.phases, "step_seconds": step_seconds}
-
-
-def _read(config: Config, data: ProbeData, num_micro_batches: int) -> list[Any]:
-    """Tokenizer and loaders as the run holds them, with its look at the lengths of rows."""
-    train = StepLoader(data.train, data.objective, config, data.reopens)
-    validation = StepLoader(data.validation, data.objective, config, data.reopens)
-    torch.ones(PRODUCT_SIDE, PRODUCT_SIDE) @ torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)  # A run has measured their rate.
-    step_lengths(train, data.train, range(1), num_micro_batches)
-    evaluation_lengths(validation, config.train.eval_rows)
-    return [Tokenizer.load(data.tokenizer), train, validation]
-
-
-def random_batch(config: Config, rows: MicroBatchRows, seed: int) -> Batch:
-    """Rows of these source and target lengths with random ids."""
-    batch: Batch = config.task.random_batch(
-        rows, config.model, np.random.default_rng(seed), config.task.stores_reference(config)
-    )
-    return batch

@@ -61,7 +61,7 @@ class Recorder:
         self._steps, self._seconds, self._tokens = 0, 0.0, 0
         self._first_over: int | None = None  # the step after which the peak was first above the budget
         self._over_bytes = 0  # the highest peak above the budget of its plan; smaller plans are counted anew
-        steps = int(live.config.train.max_steps) - live.state.step
+        steps = int(live.train.max_steps) - live.state.step
         self._renewal = Renewal(plan.seconds, plan.seconds_total, steps)
 
     def step(self, outcome: Done, labels: float, rate: float, tokens: int, seconds: float) -> None:
@@ -123,22 +123,24 @@ class Recorder:
 
     def end(self, prompt: str) -> Summary:
         """The summary, and what may be typed next, with `prompt` as an example."""
-        config, log, summary = self.live.config, self.live.log, self.summary()
+        live = self.live
+        log = live.log
+        summary = self.summary()
         figures = {name: value for name, value in asdict(summary).items() if name != "steps"}
         taken = log.seconds()
         log.event("end", step=summary.steps, seconds_since_plan=round(taken, 3), **figures)
         log.table(say("done"), result_rows(summary))
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
-        leads_to_finetuning = self.live.task.leads_to_finetuning(config.train.is_finetune)
+        leads_to_finetuning = live.task.leads_to_finetuning(live.train.is_finetune)
         lines = next_commands(summary.model_dir, leads_to_finetuning, template.question(prompt))
-        if config.run.push_to_hub is None:
+        if live.output.push_to_hub is None:
             lines = [*lines, push_command(Path(summary.model_dir))]
         log.progress.lines(say("next"), lines)
         rows = detail_rows(summary)
         if promise := promised_time(self._plan):
             rows.insert(1, (say("time"), say("{time} (predicted: {promise})", time=duration(taken), promise=promise)))
         log.table(say("details"), rows)
-        if config.run.quiet:
+        if live.output.quiet:
             log.progress.warn(summary.model_dir)
         return summary
 

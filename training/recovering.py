@@ -15,7 +15,6 @@ from settings.errors import DoesNotFit, UserError
 from training.checkpoints.runs import publish
 from training.divergence import MOST_IN_A_ROW
 from training.live import LiveRun
-from training.report.summary import resume_command
 from training.saving import save
 
 CHANGED = say("weights were changed already")
@@ -53,7 +52,7 @@ def give_up(live: LiveRun) -> NoReturn:
             story=reason,
             step=live.last_good,
             folder=live.run.run_dir,
-            command=resume_command(live.config),
+            command=live.resume_command,
         )
     raise DoesNotFit(reason)
 
@@ -124,7 +123,7 @@ def _refuse_model(live: LiveRun) -> NoReturn:
 
 def _end_diverged(live: LiveRun, number: int) -> NoReturn:
     """Publish what is good, and say what to change: no part of the learning rate has helped."""
-    train = live.config.train
+    train = live.train
     last = live.checkpoints.named_best() or live.checkpoints.latest()
     ending = say("no model is published")
     if last is not None:

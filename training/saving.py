@@ -33,7 +33,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
     step, engine, checkpoints = live.state.step, live.engine, live.checkpoints
     with live.monitor.phase("evaluation"):
         micro_batches = [
-            to_micro_batch(batch, engine.model.config, engine.device.torch_device, engine.plan.sizes)
+            to_micro_batch(batch, live.shape, engine.device.torch_device, engine.plan.sizes)
             for batch in live.batches(max(step, 1))[:1]
         ]
         if not is_sound(engine, micro_batches, live.group):
@@ -47,7 +47,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
         state=live.checkpoint_state(),
         answers=live.decoding if live.task.writes_text else None,
         listed_in=None if live.run.tree is None else live.run.run_dir,
-        num_answers=live.config.answer.num_answers,
+        num_answers=live.num_answers,
         held=engine.blockwise.weight_store.loaded,
     )
     with live.monitor.phase("save"):

@@ -14,6 +14,7 @@ from language import join, say
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import Machine
 from memory.probe import ProbeRequest, probe
+from settings.alternatives import with_changes
 from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.fields import AUTO
@@ -69,7 +70,7 @@ def plan_cases(config: Config, machine: Machine) -> list[Case]:
     cases = []
     for kind, label, changes in variations:
         # Samples at the end of a run would take time here, and no memory.
-        case_config = config.changed(sample_rows=0, **changes)
+        case_config = with_changes(config, sample_rows=0, **changes)
         try:
             spec = resolve(case_config, machine, Rows.as_set(case_config))
             cases.append(Case(kind, label, spec))

@@ -88,7 +88,7 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
         step_seconds: of a step, as predicted.
     """
     train = config.train
-    trained = trained_counts(config)
+    trained = trained_counts(config.model, config.lora, train.freeze)
     work = Workload(config.model, 1, 1, 1, False, train.optimizer, trained=trained)
     weights = work.counts["total"] * dtype_bytes(storage)
     if trained.adapters:

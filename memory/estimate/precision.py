@@ -7,13 +7,9 @@ that goes on asks for what it has. `devices.base.dtype_of` makes torch's dtypes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from limits import INT4_GROUP, INT4_GROUP_BYTES
-from settings.declared import Config
-from settings.errors import UserError
-from settings.fields import AUTO
 
 FLOAT32 = "float32"
 BFLOAT16 = "bfloat16"
@@ -75,47 +71,3 @@ def matrix_bytes(shape: tuple[int, ...], name: str) -> int:
     if name == INT4:
         return rows * -(-columns // INT4_GROUP) * INT4_GROUP_BYTES
     return rows * columns * dtype_bytes(name)
-
-
-def requested_precision(config: Config, multiplies_fast: Callable[[str], bool]) -> str:
-    """The value of `mixed_precision`; fp16 of a preset, a file or `config.py` is auto where fp16 products are not fast.
-
-    Raises:
-        UserError: fp16 is asked for by a flag, and is not faster there.
-    """
-    requested = config.memory.mixed_precision
-    if requested != "fp16" or multiplies_fast(FLOAT16):
-        return requested
-    if config.origin("mixed_precision") not in (None, "flag"):
-        return AUTO
-    raise UserError(
-        "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "
-        "(bf16 halves the weights and computes in what is fast)"
-    )
-
-
-def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[Precision]:
-    """Those that the settings allow, the one to be preferred first.
-
-    Args:
-        multiplies_fast: whether products in a dtype of 16 bits pay on the machine.
-    Raises:
-        UserError: what is asked for is not faster there.
-    """
-    requested = requested_precision(config, multiplies_fast)
-    fast = BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
-    compute = fast
-    if requested == "fp16" or (requested == AUTO and fast == FLOAT32 and multiplies_fast(FLOAT16)):
-        compute = FLOAT16
-    wide = Precision.of(FLOAT32, FLOAT32)
-    narrow = Precision.of(BFLOAT16, compute)
-    exact = [wide, narrow]
-    if requested == "no":
-        exact = [wide]
-    elif requested == "bf16" or compute != FLOAT32 or config.memory.memory_mode == "ultra":
-        exact = [narrow]
-    if not config.lora.lora_rank:
-        return exact
-    # Products of int8 would leave the range of fp16 before their scales are applied.
-    bases = {"fp32": wide, "bf16": narrow, "int8": Precision.of(INT8, fast), "int4": Precision.of(INT4, fast)}
-    return [*exact, bases["int8"]] if config.lora.lora_base == AUTO else [bases[config.lora.lora_base]]

@@ -15,7 +15,7 @@ from memory.estimate.shapes import Shapes
 from model import shapes
 from model.shapes import Weight, block_weights, stacks_of, weight_counts, weights
 from optimizers import OPTIMIZERS
-from settings.declared import Config, T5ModelConfig
+from settings.declared import LoraConfig, T5ModelConfig
 from units import GIB, MIB
 
 
@@ -68,11 +68,9 @@ class TrainedWeights:
         return cls(dict(parts), adapters, matrices, factors, shared_factors, turn_flops)
 
 
-def trained_counts(config: Config) -> TrainedWeights:
+def trained_counts(model: T5ModelConfig, lora: LoraConfig, freeze: str | None) -> TrainedWeights:
     """Count what is trained under `freeze` and `lora_rank`."""
-    model = config.model
-    lora = config.lora
-    patterns = [word.strip() for word in (config.train.freeze or "").split(",") if word.strip()]
+    patterns = [word.strip() for word in (freeze or "").split(",") if word.strip()]
     trained = list(shapes.weights(model))
     if lora.lora_rank:
         trained = list(shapes.adapter_weights(model, lora.lora_rank, shapes.asked_targets(model, lora.lora_targets)))
@@ -85,12 +83,11 @@ def trained_counts(config: Config) -> TrainedWeights:
     )
 
 
-def adapted_by(config: Config) -> Adapted:
+def adapted_by(model: T5ModelConfig, lora: LoraConfig) -> Adapted:
     """What the adapters that are asked for change of what a block saves."""
-    lora = config.lora
     if not lora.lora_rank:
         return NO_ADAPTERS
-    return Adapted(tuple(shapes.asked_targets(config.model, lora.lora_targets)), lora.lora_dropout > 0)
+    return Adapted(tuple(shapes.asked_targets(model, lora.lora_targets)), lora.lora_dropout > 0)
 
 
 HEAD_ROLES = ("head", "label head", "label bias")  # Of weights.

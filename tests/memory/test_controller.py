@@ -18,6 +18,7 @@ from memory.estimate.workload import Machine
 from memory.monitor import Monitor
 from memory.plan import Plan, plan
 from memory.processes import ProcessTree, Usage
+from memory.step_settings import StepSettings
 from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.loading import load
@@ -161,11 +162,11 @@ MARGIN = 32 * MIB
 BUDGET = 2 * GIB
 
 
-def planned(config: Config, budget: Budget) -> Plan:
-    return plan(config, Machine(budget.limit(), GIB))
+def planned(settings: StepSettings, budget: Budget, config: Config = CONFIG) -> Plan:
+    return plan(config, Machine(budget.limit(), GIB), settings=settings)
 
 
-def none_fits(config: Config, budget: Budget) -> Plan:
+def none_fits(settings: StepSettings, budget: Budget) -> Plan:
     raise DoesNotFit("no plan fits")
 
 
@@ -195,7 +196,7 @@ class Scripted(ProcessTree):
         by_user: bool = False,
         config: Config = CONFIG,
         malloc: str = "fast",
-        make_plan: Callable[[Config, Budget], Plan] = planned,
+        make_plan: Callable[[StepSettings, Budget], Plan] = planned,
         device: FakeDevice | None = None,
         frees: int = 0,
     ) -> None:
@@ -209,11 +210,11 @@ class Scripted(ProcessTree):
         self.held = 0
         self.events = list[tuple[str, dict[str, Any]]]()
         self.monitor = Monitor(limit, device or FakeDevice(), processes=self)
-        self.first = planned(config, self.measure())
+        self.first = planned(StepSettings.of(config), self.measure(), config)
         self.first = replace(self.first, choice=replace(self.first.choice, malloc=malloc))
         self.fixed = sum(self.first.components[name] for name in ("base", "weights", "optimizer state"))
         self.controller = MemoryController(
-            config,
+            StepSettings.of(config),
             self.first,
             self.measure(),
             make_plan,
@@ -297,7 +298,7 @@ def test_steps_that_take_more_than_planned_are_answered_by_what_they_took_and_on
 
 @pytest.mark.parametrize(("lost", "ends"), [(5 * MIB, False), (20 * MIB, False), (60 * MIB, True)])
 def test_a_run_that_cannot_shrink_uses_the_margin_and_ends_above_the_limit(lost: int, ends: bool) -> None:
-    least = planned(LEAST, Budget(GIB, None, GIB, (), "", 0)).peak_bytes
+    least = planned(StepSettings.of(LEAST), Budget(GIB, None, GIB, (), "", 0), LEAST).peak_bytes
     now = Scripted(least + MIB, config=LEAST, make_plan=none_fits)
     now.limit = least - lost
     now.step(least, times=3)
@@ -307,9 +308,9 @@ def test_a_run_that_cannot_shrink_uses_the_margin_and_ends_above_the_limit(lost:
 def test_a_search_in_vain_is_not_repeated() -> None:
     tried = list[int]()
 
-    def remember(config: Config, budget: Budget) -> Plan:
+    def remember(settings: StepSettings, budget: Budget) -> Plan:
         tried.append(budget.limit())
-        return none_fits(config, budget)
+        return none_fits(settings, budget)
 
     now = Scripted(BUDGET, make_plan=remember)
     now.limit = now.first.peak_bytes - 20 * MIB
@@ -363,7 +364,7 @@ def test_an_evaluation_after_a_smaller_plan_is_no_peak_of_a_step() -> None:
 
 def test_others_that_take_more_beside_a_budget_of_the_user_use_the_margin_first() -> None:
     """What will be left holds the least plan, though not with the margin that a limit of the system asks for."""
-    least = planned(LEAST, Budget(GIB, None, GIB, (), "", 0)).peak_bytes
+    least = planned(StepSettings.of(LEAST), Budget(GIB, None, GIB, (), "", 0), LEAST).peak_bytes
     now = Scripted(least + MIB, by_user=True, config=LEAST, make_plan=none_fits)
     for left in (100, 85, 70):
         now.available = least + left * MIB

@@ -25,7 +25,7 @@ def test_known_machines_are_complete(name: str) -> None:
     assert target_machine(name, 512 * MIB).budget_bytes == 512 * MIB
     config = load("plan", {"train_file": "x", "target": name})
     rows = 8 if name in ("laptop_8gb", "mac_8gb") else 32
-    assert effective_batch(config, machine) == rows, "a card's memory does not count"
+    assert effective_batch(config.train, machine) == rows, "a card's memory does not count"
 
 
 def test_a_file_describes_a_machine(tmp_path: Path) -> None:

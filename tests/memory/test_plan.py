@@ -17,6 +17,7 @@ from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.ladder import Ladder
 from memory.machines import target_machine
 from memory.plan import NEARLY, outcomes, plan
+from memory.step_settings import StepSettings
 from memory.step_work import effective_batch, make_work
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
@@ -104,8 +105,8 @@ def test_every_choice_keeps_the_effective_batch(rows: int, processes: int, mode:
     config = settings_of(effective_batch_size=rows, memory_mode=mode, gradient_checkpointing=recompute)
     where = machine(2 * GIB, processes=processes)
     work = make_work(config, where, None, None)
-    ladder = Ladder(config, where, work)
-    assert effective_batch(config, where) == rows and ladder.rungs
+    ladder = Ladder(StepSettings.of(config), where, work)
+    assert effective_batch(config.train, where) == rows and ladder.rungs
     for choice in (choice for rung in ladder.rungs for family in ladder.families(rung) for choice in family):
         most = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
         assert most >= work.rows > most - choice.batch_size_per_gpu, "no empty micro-batch, no row left over"
@@ -135,7 +136,7 @@ def test_low_takes_much_less_memory_at_nearly_the_speed_and_ultra_the_least() ->
 def test_each_rung_is_shown_and_the_chosen_one_marked(flags: dict[str, Any]) -> None:
     config, where = settings_of(model_preset="t5-small", effective_batch_size=16, **flags), machine(900 * MIB)
     made = plan(config, where)
-    shown = outcomes(config, make_work(config, where, None, None), where, made)
+    shown = outcomes(StepSettings.of(config), make_work(config, where, None, None), where, made)
     (chosen,) = [outcome for outcome in shown if outcome.is_chosen]
     assert (chosen.name, chosen.peak_bytes, chosen.fits) == (made.rung, made.peak_bytes, True)
     assert len({outcome.name for outcome in shown}) == len(shown) > 3
@@ -156,7 +157,7 @@ def test_each_rung_is_shown_and_the_chosen_one_marked(flags: dict[str, Any]) -> 
 )
 def test_flags_strike_rungs(flags: dict[str, Any], is_kept: Callable[[ExecutionPlan], bool]) -> None:
     config, where = settings_of(model_preset="t5-small", effective_batch_size=8, **flags), machine(3 * GIB)
-    ladder = Ladder(config, where, make_work(config, where, None, None))
+    ladder = Ladder(StepSettings.of(config), where, make_work(config, where, None, None))
     assert all(is_kept(choice) for rung in ladder.rungs for family in ladder.families(rung) for choice in family)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from memory.estimate.workload import ExecutionPlan, Machine
 from memory.plan import Plan, plan
-from memory.resumed_choice import MICRO_BATCHES
+from memory.step_settings import MICRO_BATCHES
 from settings.errors import UserError
 from settings.loading import load
 from units import GIB, MIB

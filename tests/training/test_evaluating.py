@@ -14,6 +14,8 @@ from training import evaluating
 from training.evaluation.losses import Evaluation
 from training.evaluation.stopping import BestMetric
 
+CONFIG = load("train", {"train_file": "x"})
+
 
 def test_a_rising_loss_is_told_with_its_rows_and_the_step_that_is_still_the_best(
     monkeypatch: pytest.MonkeyPatch,
@@ -21,7 +23,8 @@ def test_a_rising_loss_is_told_with_its_rows_and_the_step_that_is_still_the_best
     told = list[str]()
     live: Any = SimpleNamespace(
         state=SimpleNamespace(step=60), best=BestMetric(step=40), evaluated=lambda *_, **__: False,
-        run=SimpleNamespace(validation=SimpleNamespace(sets={}, num_rows=500)), config=load("train", {"train_file": "x"}), task=task_named("span"),
+        run=SimpleNamespace(validation=SimpleNamespace(sets={}, num_rows=500)), task=task_named("span"),
+        train=CONFIG.train, metrics=CONFIG.metrics,
         controller=SimpleNamespace(before=lambda *_: None), monitor=SimpleNamespace(phase=nullcontext),
         log=SimpleNamespace(event=lambda _, sentence, **__: told.append(sentence), memory=lambda *_: None),
     )  # fmt: skip

@@ -34,7 +34,8 @@ class Live:
         self.group.rank = rank
         self.state = SimpleNamespace(step=9, first_eval_loss=None, best_eval_loss=None, best_evaluation=None)
         self.run = SimpleNamespace(run_dir="runs/mine")
-        self.log, self.config = SimpleNamespace(path="logs/metrics.jsonl"), Config().changed(max_steps=9)
+        self.log = SimpleNamespace(path="logs/metrics.jsonl")
+        self.train = Config().changed(max_steps=9).train
         self.divergence = SimpleNamespace(skipped=[], rate_factor=1.0)
 
 

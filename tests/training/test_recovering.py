@@ -34,7 +34,8 @@ class Live:
         loader = SimpleNamespace(rows_of_steps=lambda steps, rows: np.array([[7, 8]]))
         self.run = SimpleNamespace(loader=loader, base=None, run_dir=Path("runs/mine"))
         self.log = SimpleNamespace(event=lambda *name, **fields: self.calls.append(fields))
-        self.config = Config().changed(learning_rate=0.1, run_name="mine")
+        self.train = Config().changed(learning_rate=0.1).train
+        self.resume_command = "python train_low_mem.py train --is_keep_training=True"
         self.checkpoints = SimpleNamespace(latest=lambda: Path("step_4"), named_best=lambda: None)
 
     def follow_plan(self) -> None:

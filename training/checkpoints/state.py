@@ -38,7 +38,7 @@ class TrainingState:
     Args:
         step: steps done. tokens: real tokens seen, both sides. best_eval_loss: None before the first evaluation.
         choice: the plan's choice, kept so that a resumed run computes in the same order; None where a run begins.
-        asked: the settings of the step that it was made for, see `memory.resumed_choice.step_settings`; likewise.
+        asked: the settings of the step that it was made for, see `memory.step_settings.StepSettings.of_cut`; likewise.
         loss_scaling: see `engine.loss_scaling`; None without fp16.
         best_metric: see `training.evaluation.stopping`; None before the first evaluation.
         first_eval_loss: of the evaluation before the first step; None before that.

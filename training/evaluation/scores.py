@@ -165,7 +165,7 @@ def metric_names(config: Config) -> list[str]:
     Raises:
         UserError: unknown names, all of them.
     """
-    asked, ranked = config.metrics.metrics, ranked_words(config)
+    asked, ranked = config.metrics.metrics, ranked_words(config.metrics.metrics, config.answer.num_answers)
     if asked == AUTO:
         return [*_WORDS, *ranked]
     words = score_words(asked)
@@ -191,7 +191,7 @@ def check_decisive(config: Config, own: Collection[str]) -> None:
     best, sets = config.train.metric_for_best, set_names(config.data.validation_file)
     taken = {*_WORDS, *FIGURES}
     problems: list[str] = [say("metrics[{name!r}], is the name of another figure, or none; use letters, digits and _", name=name) for name in own if name in taken or not name.isidentifier()]  # fmt: skip
-    if own and not writes_answers(config):
+    if own and not writes_answers(config.metrics):
         problems.append(
             say("--eval_generate_rows = 0, writes no answers for metrics of your own; name how many, such as 64")
         )

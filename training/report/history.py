@@ -6,7 +6,7 @@ Columns are lists of one length, which `pandas.DataFrame` takes; what an event d
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from run_files import METRICS_FILE, EventReader
 from settings.errors import UserError
@@ -16,10 +16,14 @@ from units import GIB
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from training.report.summary import Summary
+
+class FinishedRun(Protocol):
+    """What `train` returns."""
+
+    metrics_file: str
 
 
-def history(run: Summary | str | Path, event: str = "step") -> dict[str, list[Any]]:
+def history(run: FinishedRun | str | Path, event: str = "step") -> dict[str, list[Any]]:
     """All events of one kind as columns, by step.
 
     Args:
@@ -52,7 +56,7 @@ def history(run: Summary | str | Path, event: str = "step") -> dict[str, list[An
     return columns
 
 
-def plot(run: Summary | str | Path) -> Figure:
+def plot(run: FinishedRun | str | Path) -> Figure:
     """Loss, memory against the budget, and speed of a run, by step; a notebook shows it, `savefig` writes it.
 
     Args:

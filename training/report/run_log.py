@@ -21,7 +21,7 @@ from language import english
 from memory.monitor import Monitor
 from memory.plan import Plan
 from run_files import METRICS_FILE
-from settings.declared import Config
+from settings.declared import RunConfig, TrainConfig
 from settings.errors import UserError
 from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat, reason_of_end
@@ -37,7 +37,7 @@ class RunLog:
     the main one tell nothing.
 
     Args:
-        config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
+        output, train: settings of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
         monitor: whose records are events. sign: of life; its own context ends it.
         listeners: hear of each event, as it stands in metrics.jsonl; one that returns "stop" or "save" requests that after the
             step.
@@ -47,7 +47,8 @@ class RunLog:
 
     def __init__(
         self,
-        config: Config,
+        output: RunConfig,
+        train: TrainConfig,
         start_step: int,
         monitor: Monitor,
         is_main: bool,
@@ -55,14 +56,19 @@ class RunLog:
         *,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        run, train = config.run, config.train
-        self.monitor, self._request = monitor, ""
-        self._began = self._watched = time.monotonic()  # the latter: when the log file last told of memory
-        self._step, self._max_steps = start_step, int(train.max_steps)
-        self.progress = Progress(self._max_steps, is_main, train.log_steps, start_step=start_step, is_quiet=run.quiet)
-        self._file = open_log(run.log_dir, run.run_name, is_main, console=self.progress.warn)
-        self.path, self._metrics = Path(run.log_dir, run.run_name, METRICS_FILE), None
-        self._is_main, self._sign = is_main, sign
+        self.monitor = monitor
+        self._request = ""
+        self._began = time.monotonic()
+        self._watched = self._began  # When the log file last told of memory.
+        self._step = start_step
+        self._max_steps = int(train.max_steps)
+        self.progress = Progress(
+            self._max_steps, is_main, train.log_steps, start_step=start_step, is_quiet=output.quiet
+        )
+        self._file = open_log(output.log_dir, output.run_name, is_main, console=self.progress.warn)
+        self.path = Path(output.log_dir, output.run_name, METRICS_FILE)
+        self._metrics: MetricsFile | None = None
+        self._sign = sign
         self._sinks: list[Callable[[dict[str, Any]], None]] = []
         if is_main:
             self._metrics = MetricsFile(self.path, start_step if train.is_keep_training else None)
@@ -75,7 +81,7 @@ class RunLog:
     def start(self) -> None:
         """The steps begin: a bar on the screen, and signs of a run that trains."""
         self.progress.start()
-        if self._is_main:
+        if self._metrics is not None:
             self._sign.run(self.path.parent, self._signs)
 
     def __exit__(

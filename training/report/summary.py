@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,12 +250,16 @@ def next_commands(model_dir: str, leads_to_finetuning: bool, prompt: str) -> Seq
     return lines
 
 
-def resume_command(config: Config) -> str:
-    """The whole command that continues a run, with the folders, and the device, that have to be named again."""
-    command = command_of(config.data.objective)
-    values, defaults = config.as_dict(), Config().as_dict()
+def resume_command(values: Mapping[str, Any]) -> str:
+    """The whole command that continues a run, with the folders, and the device, that have to be named again.
+
+    Args:
+        values: of all settings of the run, by flat name.
+    """
+    defaults = Config().as_dict()
     # several processes have their device before they have read what the run has saved
     asked = (*places(), "device", "log_with")
     named = [f"--{name}={shlex.quote(str(values[name]))}" for name in asked if values[name] != defaults[name]]
-    words = [program(), command, "--is_keep_training=True", f"--run_name={shlex.quote(config.run.run_name)}"]
+    name = shlex.quote(values["run_name"])
+    words = [program(), command_of(values["objective"]), "--is_keep_training=True", f"--run_name={name}"]
     return " ".join([*words, *named])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.sources.places import public_values
-from settings.declared import Config
+from settings.declared import RunConfig
 from settings.errors import UserError, refuse
 from settings.fields import not_known
 from settings.program import needs
@@ -30,28 +30,28 @@ RUN_NAMES = {
 PREFIXES = {"step": "train", "eval": "eval", "memory": "memory"}
 
 
-def tracker_names(config: Config) -> list[str]:
+def tracker_names(log_with: str | None) -> list[str]:
     """The trackers that `log_with` names, each of which can be imported.
 
     Raises:
         UserError: one is not known, or its package is missing; all of them at once.
     """
-    asked, problems = config.run.log_with, []
-    if not asked:
+    if not log_with:
         return []
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # which loads torch
 
-    names = list(dict.fromkeys(word.strip().lower() for word in asked.split(",") if word.strip()))
+    names = list(dict.fromkeys(word.strip().lower() for word in log_with.split(",") if word.strip()))
+    problems = list[str]()
     for name in names:
         try:
             if name not in LOGGER_TYPE_TO_CLASS:
                 raise UserError(
                     "--log_with = {asked}, {name} {problem}",
-                    asked=asked,
+                    asked=log_with,
                     name=name,
                     problem=not_known(name, sorted(LOGGER_TYPE_TO_CLASS)),
                 )
-            needs(PACKAGES.get(name, name), f"--log_with = {asked}", module=MODULES.get(name, name))
+            needs(PACKAGES.get(name, name), f"--log_with = {log_with}", module=MODULES.get(name, name))
         except UserError as error:
             problems += error.problems
     refuse(problems)
@@ -59,11 +59,13 @@ def tracker_names(config: Config) -> list[str]:
 
 
 @contextmanager
-def trackers(accelerator: Accelerator, config: Config) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def trackers(
+    accelerator: Accelerator, output: RunConfig, settings: Mapping[str, Any]
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Open the trackers of a run, and close them whatever happens: a context that gives what takes its events.
 
     Args:
-        accelerator: made with `log_with`. config: of the run, its name settled.
+        accelerator: made with `log_with`. output: settings of the run, its name settled. settings: all of them, by flat name.
     """
 
     def close() -> None:
@@ -81,15 +83,15 @@ def trackers(accelerator: Accelerator, config: Config) -> Iterator[Callable[[Map
             close()
 
     if accelerator.log_with:
-        folder = str(Path(config.run.log_dir, config.run.run_name))
+        folder = str(Path(output.log_dir, output.run_name))
         accelerator.project_configuration.set_directories(folder)
         accelerator.project_configuration.logging_dir = folder
-        settings = {  # numbers, truth values and words
+        told = {  # numbers, truth values and words
             name: value if isinstance(value, (bool, int, float, str)) else str(value)
-            for name, value in public_values(config.as_dict()).items()
+            for name, value in public_values(settings).items()
         }
-        named = {name: {word: config.run.run_name} for name, word in RUN_NAMES.items()}
-        accelerator.init_trackers(PROJECT, config=settings, init_kwargs=named)
+        named = {name: {word: output.run_name} for name, word in RUN_NAMES.items()}
+        accelerator.init_trackers(PROJECT, config=told, init_kwargs=named)
     try:
         yield take
     finally:

@@ -66,7 +66,8 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
         run.notes += saved_note(run.config)
     if start is not None:
         refuse(check(run.config))  # A decoder of the checkpoint allows one head alone.
-    refuse(list(ranking_problems(run.config)))
+    config = run.config
+    refuse(ranking_problems(config.metrics.metrics, config.answer.num_answers, config.generate.num_beams))
     refuse(check_trained(run.config, folder))
 
 

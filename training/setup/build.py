@@ -40,7 +40,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     storage, compute, between_blocks = map(dtype_of, choice.precision)
     use(choice.kernels)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
-    offloaded = offloaded_store(choice, device, weights_folder(config), group.size)
+    offloaded = offloaded_store(choice, device, weights_folder(config.memory, config.run), group.size)
     model = _make_model(run, storage, device, offloaded)
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     optimizer = OPTIMIZERS[config.train.optimizer](weights)

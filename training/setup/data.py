@@ -66,7 +66,7 @@ def load_data(run: ResolvedRun) -> None:
         held_out = counted(run.validation.num_rows, "row")
         told = "only {rows} held out for evaluation, too few for reliable figures; give a --validation_file"
         run.notes.append(say(told, rows=held_out))
-    if run.tree is not None and writes_answers(config) and not run.is_resumed:
+    if run.tree is not None and writes_answers(config.metrics) and not run.is_resumed:
         run.notes += unlisted_note(run.tree, run.validation, int(config.metrics.eval_generate_rows))
     if run.is_resumed and run.base is not None:
         run.state = read_training_state(run.base)

@@ -68,7 +68,7 @@ def check_torch_can_load(config: Config) -> None:
 def _load_device_and_trackers(config: Config) -> None:
     speak(config.run.language)  # in a process of its own, too
     pick(config.run.device, local_rank(), local_processes())
-    tracker_names(config)
+    tracker_names(config.run.log_with)
 
 
 def _address_limit() -> int | None:

@@ -19,7 +19,7 @@ from memory.estimate.peaks import CORRECTION, predict
 from memory.estimate.workload import BASE_BYTES, ExecutionPlan, Machine
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
-from memory.resumed_choice import changed_step_settings
+from memory.step_settings import StepSettings
 from memory.system_limits import free_host_bytes
 from memory.weights_in import weights_folder
 from settings.consistency import writes_answers
@@ -47,7 +47,7 @@ def choose_plan(run: ResolvedRun) -> None:
     """
     group = run.group
     rows = look_ahead(run)
-    if writes_answers(run.config):
+    if writes_answers(run.config.metrics):
         AnswerScores(metric_names(run.config))  # Its libraries count to what the program takes.
     run.base_bytes = run.monitor.sample().anon_bytes
     ram_bytes = int(group.all_reduce_max(loaded_bytes(run.device, run.base_bytes))[0])
@@ -74,11 +74,16 @@ def choose_plan(run: ResolvedRun) -> None:
         )
 
 
-def plan_again(run: ResolvedRun, config: Config, budget: Budget) -> Plan:
-    """A plan for the same run with other settings or another budget; it need not go on as the run has gone so far."""
-    machine = machine_of(run.device, budget, run.base_bytes, run.group.size, weights_folder(run.config))
+def plan_again(run: ResolvedRun, settings: StepSettings, budget: Budget) -> Plan:
+    """A plan for the same run with other settings of its steps, or another budget; it need not go on as the run has gone so far."""
+    machine = machine_of(
+        run.device, budget, run.base_bytes, run.group.size, weights_folder(run.config.memory, run.config.run)
+    )
     machine = replace(machine, correction=run.spec.machine.correction)
-    return resolve(config, machine, run.spec.rows, done=run.state.step, running=run.spec.plan.choice).plan
+    again = resolve(
+        run.config, machine, run.spec.rows, done=run.state.step, running=run.spec.plan.choice, settings=settings
+    )
+    return again.plan
 
 
 def look_ahead(run: ResolvedRun) -> Rows:
@@ -95,9 +100,11 @@ def look_ahead(run: ResolvedRun) -> Rows:
 
 def plan_here(run: ResolvedRun, rows: Rows) -> RunSpec:
     """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits."""
-    machine = machine_of(run.device, run.budget, run.base_bytes, run.group.size, weights_folder(run.config))
+    machine = machine_of(
+        run.device, run.budget, run.base_bytes, run.group.size, weights_folder(run.config.memory, run.config.run)
+    )
     earlier = ExecutionPlan(**run.state.choice) if run.state.choice else None
-    changed = changed_step_settings(run.config, run.state.asked or {})
+    changed = StepSettings.of(run.config).changed_since(run.state.asked or {})
     spec = resolve(run.config, machine, rows, done=run.state.step, earlier=earlier, changed=changed)
     if spec.plan.choice.compiled and (failure := why_compiling_fails(run.device.torch_device)):
         machine = replace(machine, no_compiler=say("torch's compiler fails: {failure}", failure=failure))
@@ -158,7 +165,7 @@ def machine_for(config: Config) -> Machine:
     """
     device = pick(config.run.device)
     budget = measure_budget(config.memory.memory_budget, device)
-    return machine_of(device, budget, BASE_BYTES, 1, weights_folder(config))
+    return machine_of(device, budget, BASE_BYTES, 1, weights_folder(config.memory, config.run))
 
 
 def _probed(run: ResolvedRun, spec: RunSpec) -> RunSpec:

@@ -23,6 +23,7 @@ from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import Plan, plan
+from memory.step_settings import StepSettings
 from memory.step_work import effective_batch, make_work
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
@@ -74,7 +75,7 @@ class Rows:
         cls, config: Config, machine: Machine, data: Prepared, train: StepLoader, validation: StepLoader, done: int = 0
     ) -> Rows:
         """Of prepared data, as they come after `done` steps."""
-        batch, processes = effective_batch(config, machine), machine.num_processes
+        batch, processes = effective_batch(config.train, machine), machine.num_processes
         last = Steps.of(config, batch, train.num_rows).max_steps
         found = step_lengths(train, data.train_dir, range(done, max(done + 1, last)), batch, processes)
         evaluation = evaluation_lengths(validation, config.train.eval_rows, processes)
@@ -95,7 +96,7 @@ class Rows:
         """Of data that is not prepared: like some of its rows, and one that is longer."""
         lengths, longest = sample.cut(config), sample.longest(config)
         sorts_rows, processes = config.data.group_by_length, machine.num_processes
-        steps = drawn_lengths(lengths, longest, effective_batch(config, machine), processes, sorts_rows)
+        steps = drawn_lengths(lengths, longest, effective_batch(config.train, machine), processes, sorts_rows)
         evaluation = drawn_lengths(lengths, longest, config.train.eval_rows, processes, most_steps=1)
         held_out = sample.held_out_rows
         if not held_out and config.data.validation_file is None and not held_out_sources(config.data):
@@ -179,6 +180,7 @@ def resolve(
     earlier: ExecutionPlan | None = None,
     changed: Collection[str] = (),
     running: ExecutionPlan | None = None,
+    settings: StepSettings | None = None,
 ) -> RunSpec:
     """Decide all that a run needs.
 
@@ -186,13 +188,14 @@ def resolve(
         rows: that it reads.
         done: steps so far. earlier: how they were done; kept where it still fits. changed: settings that ask for another way.
         running: how the steps of a run that is under way are done: its dtypes and offloaded weights stay.
+        settings: that stand over what `config` fixes of a step; None: it alone counts.
     Raises:
         DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
     """
     # No more samples than rows that are held out, where these are prepared
     most = rows.held_out if rows.lengths is not None and rows.sample is None else config.train.sample_rows
     planned = config.changed(objective=rows.objective, sample_rows=min(config.train.sample_rows, most))
-    steps = _steps(config, effective_batch(config, machine), rows)
+    steps = _steps(config, effective_batch(config.train, machine), rows)
     chosen = plan(
         planned,
         machine,
@@ -203,6 +206,7 @@ def resolve(
         earlier=earlier,
         changed=changed,
         running=running,
+        settings=settings,
         mapped=mapped_base(config),
         steps=None if steps is None else steps.max_steps,
     )

@@ -41,7 +41,8 @@ CUDA = Machine(
 )
 LORA = {"train_file": "x", "is_finetune": True, "lora_rank": 4, **SHAPE}
 EVEN = Workload(T5ModelConfig(**SHAPE), 8, 192, 64, True, "adafactor", sample_rows=2)
-ADAPTERS = replace(EVEN, trained=trained_counts(load("train", {name: str(value) for name, value in LORA.items()})))
+ADAPTED = load("train", {name: str(value) for name, value in LORA.items()})
+ADAPTERS = replace(EVEN, trained=trained_counts(ADAPTED.model, ADAPTED.lora, freeze=None))
 SAVING = ExecutionPlan(8, 1, 1, 5, 8, "float32", "float32", 8 * MIB)
 CUT = replace(SAVING, batch_size_per_gpu=2, micro_batches_per_pass=4, saved_blocks=3)
 ON_GPU = replace(CUT, storage="bfloat16", compute="bfloat16", scores=1 << 18)

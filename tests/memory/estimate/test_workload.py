@@ -38,7 +38,7 @@ def test_frozen_parts(preset: str, patterns: str) -> None:
     model = T5(config.model, device="meta")
     freeze(model, patterns)
     learns = {name: weight.numel() for name, weight in model.named_parameters() if weight.requires_grad}
-    counts = trained_counts(config)
+    counts = trained_counts(config.model, config.lora, config.train.freeze)
     assert counts.parts["total"] == sum(learns.values())
     assert counts.parts["embedding"] == learns.get("embedding", 0)
     blocks = [sum(n for name, n in learns.items() if name.startswith(f"encoder.blocks.{index}.")) for index in range(2)]
@@ -50,7 +50,7 @@ def test_adapters(targets: str) -> None:
     config = settings_of("t5-v1.1-small", lora_rank=4, lora_targets=targets, is_finetune=True)
     model = choose_trained(T5(config.model).initialise(0), config)
     learns = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
-    counts = trained_counts(config)
+    counts = trained_counts(config.model, config.lora, config.train.freeze)
     assert (
         counts.parts["total"]
         == counts.adapters

@@ -35,11 +35,14 @@ def no_open_log() -> Iterator[None]:
     close_log()
 
 
+def log_in(folder: Path, start_step: int, is_main: bool = True, **more: Any) -> RunLog:
+    config = configuration(folder, "told")
+    return RunLog(config.run, config.train, start_step, Monitor(2**30, pick("cpu")), is_main, Heartbeat(), **more)
+
+
 def test_an_event_is_one_flushed_line_and_what_people_are_told(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
-    with RunLog(
-        configuration(tmp_path, "told"), 0, Monitor(2**30, pick("cpu")), True, Heartbeat(), listeners=[heard.append]
-    ) as log:
+    with log_in(tmp_path, 0, listeners=[heard.append]) as log:
         log.event("eval", "better", step=1, loss=np.float32(2.5), rows=np.int64(3), folder=Path("a"), rate=float("nan"))
         log.event("sample", answer="二\n行", nested={"x": [1, float("inf")]}, name="caf\udce9")
         lines = log.path.read_bytes().splitlines()  # before it is closed
@@ -53,7 +56,7 @@ def test_an_event_is_one_flushed_line_and_what_people_are_told(tmp_path: Path) -
 def test_why_a_run_has_failed_stands_in_its_events_and_its_log(tmp_path: Path) -> None:
     with (
         pytest.raises(UserError),
-        RunLog(configuration(tmp_path, "told"), 3, Monitor(2**30, pick("cpu")), True, Heartbeat()) as log,
+        log_in(tmp_path, 3) as log,
     ):
         raise UserError("--a = 1, is wrong")
     assert events(log.path) == [{"event": "failed", "step": 3, "reason": "--a = 1, is wrong"}]
@@ -62,14 +65,7 @@ def test_why_a_run_has_failed_stands_in_its_events_and_its_log(tmp_path: Path) -
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
-    log = RunLog(
-        configuration(tmp_path, "told"),
-        0,
-        Monitor(2**30, pick("cpu")),
-        False,
-        Heartbeat(),
-        listeners=[lambda event: 1 / 0],
-    )
+    log = log_in(tmp_path, 0, is_main=False, listeners=[lambda event: 1 / 0])
     log.event("eval", "said", step=1)
     log.rewind(0)
     logger.error("unheard")

@@ -98,13 +98,15 @@ def test_a_gpu_and_the_ram_beside_it_are_told_apart() -> None:
 
 def test_a_hint_to_resume_is_a_whole_command() -> None:
     config = load("train", {"train_file": "x", "run_name": "my run", "output_dir": "else where"})
-    assert resume_command(config) == (
+    assert resume_command(config.as_dict()) == (
         "python train_low_mem.py train --is_keep_training=True --run_name='my run' --output_dir='else where'"
     )
-    assert resume_command(load("dpo", {"train_file": "x", "run_name": "d"})).startswith("python train_low_mem.py dpo ")
-    command = resume_command(load("train", {"train_file": "x", "run_name": "m", "weights_dir": "/fast"}))
+    assert resume_command(load("dpo", {"train_file": "x", "run_name": "d"}).as_dict()).startswith(
+        "python train_low_mem.py dpo "
+    )
+    command = resume_command(load("train", {"train_file": "x", "run_name": "m", "weights_dir": "/fast"}).as_dict())
     assert command.endswith("--run_name=m --weights_dir=/fast")
     kept = resume_command(
-        load("train", {"train_file": "x", "run_name": "m", "device": "cpu", "log_with": "tensorboard"})
+        load("train", {"train_file": "x", "run_name": "m", "device": "cpu", "log_with": "tensorboard"}).as_dict()
     )
     assert kept.endswith("--run_name=m --device=cpu --log_with=tensorboard")

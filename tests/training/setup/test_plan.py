@@ -164,4 +164,4 @@ def test_what_others_hold_does_not_change_the_rows_of_a_step(begin: ResolvedRun,
         for available in (11 * 10**9, 5 * 10**9):
             budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=installed)
             machine = planning.machine_of(devices.pick("cpu", 0), budget, BASE, 1)
-            assert effective_batch(begin.config, machine) == rows
+            assert effective_batch(begin.config.train, machine) == rows
