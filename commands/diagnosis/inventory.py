@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 import tempfile
 import time
 from contextlib import suppress
