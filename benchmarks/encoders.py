@@ -41,7 +41,7 @@ from benchmarks.parts.results import ROOT, class_folder, markdown, show_section
 from benchmarks.parts.rows import read_rows, write_rows
 from benchmarks.parts.watched import count_weights, last_event
 from commands.embed import PART_ROWS
-from commands.generate import UNFINISHED
+from commands.unfinished import UNFINISHED
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from settings.declared import T5ModelConfig

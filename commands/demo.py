@@ -118,7 +118,7 @@ def _load(config: Config, folder: Path) -> tuple[LoadedModel, Config]:
 def _answers(trained: LoadedModel, settings: Config, texts: list[str]) -> list[str]:
     from commands.generate import Encoder
 
-    encoder = Encoder(trained, settings)
+    encoder = Encoder(trained, settings.data.max_seq_len, splits=False)
     inputs = [encoder.encode(Prompt("demo", text, {})) for text in texts]
     return [trained.tokenizer.decode_answer(ids) for ids in trained.writer(settings).answers(inputs)]
 

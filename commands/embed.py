@@ -23,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from commands.answering import check_one_process, refuse_several_adapters
-from commands.generate import STANDARD_INPUT, UNFINISHED, check_input, prompts_of, read_marks
+from commands.generate import STANDARD_INPUT, check_input, prompts_of, read_marks
 from commands.new_folder import check_output, holding_output
 from commands.text_reader import ROUNDED, TextReader, text_columns, text_settings
+from commands.unfinished import UNFINISHED
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
 from data.sources.lines import BadRows
@@ -71,7 +72,7 @@ def embed(config: Config) -> None:
     refuse_several_adapters(model)
     bad_rows = BadRows(config.data.skip_bad_rows)
     config = config.with_saved(text_settings(model, "text_column"))
-    columns = text_columns(config, model)
+    columns = text_columns(config.data, config.given("text_column"), model)
     is_of_files = check_input(given)
     output = None if config.answer.output is None else VectorFile(config, model, given)
     if output is not None and output.rows:

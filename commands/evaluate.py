@@ -121,7 +121,7 @@ def evaluate(config: Config) -> Evaluation:
             number = "var" if len(right.counts) > 1 else max(right.counts)
             signatures = {name: text.replace("nrefs:1|", f"nrefs:{number}|") for name, text in signatures.items()}
         table += [(f"  sacreBLEU {name}", signature) for name, signature in signatures.items()]
-        table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
+        table += [(say("cut"), cut_note(ended, answered, how.max_new_tokens))] if ended else []
         table += [(say("unlisted"), note) for note in unlisted]
         table += prepared.unread
         if config.plan.json and group.is_main:

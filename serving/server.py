@@ -80,7 +80,9 @@ def api_of(trained: LoadedModel, config: Config) -> Api:
     """
     decoder = decoder_of(trained.blockwise) if MODEL_HEADS[trained.held.shape.head].writes_text else None
     embedder = Embedder.of(trained, config)
-    labeller = Labeller.of(trained, config) if trained.held.shape.num_labels else None
+    labeller = (
+        Labeller.of(trained, config.data, config.answer.generate_batch_size) if trained.held.shape.num_labels else None
+    )
     budget = trained.budget
     if decoder is None:
         capacity = Capacity(0, 0, {"weights": trained.held.weight_bytes})
