@@ -59,8 +59,8 @@ def doctor(config: Config) -> None:
         # Products of many threads use many seconds of processor time in one of the clock, so that the clock is the limit.
         facts, machine = call(
             examine_devices,
-            config,
-            has_model,
+            config.run.device,
+            config if has_model else None,
             setup=prepare_environment,
             is_quiet=True,
             max_cpu=100 * DEVICE_SECONDS,
@@ -82,8 +82,11 @@ def doctor(config: Config) -> None:
     progress.table(say("advice"), [("-", sentence) for sentence in advice])
 
 
-def examine_devices(config: Config, has_model: bool) -> tuple[dict[str, Any], Machine | None]:
-    """`torch` and `devices` of the report, and with a model the machine that its run would plan for; imports torch.
+def examine_devices(device: str, run: Config | None) -> tuple[dict[str, Any], Machine | None]:
+    """`torch` and `devices` of the report, and the machine that a run would plan for; imports torch.
+
+    Args:
+        device: the setting, by which devices are measured. run: settings of the run; None: there is no model.
 
     Raises:
         UserError: the device that was named for the model is not here.
@@ -91,7 +94,7 @@ def examine_devices(config: Config, has_model: bool) -> tuple[dict[str, Any], Ma
     from devices.inventory import device_report
     from training.setup.plan import machine_for
 
-    return device_report(config.run.device), machine_for(config) if has_model else None
+    return device_report(device), None if run is None else machine_for(run)
 
 
 def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | None]]:

@@ -33,9 +33,9 @@ from engine.micro_batches import to_micro_batch
 from language import say
 from memory.answers import AnswerBatch, HeldModel
 from memory.monitor import watched
-from settings.declared import Config
+from settings.declared import Config, DataConfig
 from settings.errors import UserError
-from settings.fields import counted
+from settings.fields import AUTO, counted
 from storage import fingerprint
 from training.loaded_model import LoadedModel, load_model, note
 from training.report.progress import Progress
@@ -81,7 +81,8 @@ def embed(config: Config) -> None:
         identity = fingerprint([FORMAT, *read_marks(model, source), settings, config.memory.mixed_precision])
         output = UnfinishedFile(path, config.run.overwrite, identity, ".arrow")
     trained = load_model(config, model, AnswerBatch(1, config.data.max_seq_len, 1), reads_files=reads_files)
-    embedder = Embedder.of(trained, config)
+    rows_at_once = config.train.eval_batch_size_per_gpu
+    embedder = Embedder.of(trained, config.data, rows_at_once, config.embed.vectors)
     max_bytes = trained.reserve_reading(embedder.predict(ROUNDED)) if reads_files else 0
     ids = ShortIds()
     texts = _texts(prompts_of(columns, source, bad_rows, max_bytes, (ID,)), ids)
@@ -173,15 +174,18 @@ class Embedder(TextReader):
     per_token: bool = False
 
     @classmethod
-    def of(cls, trained: LoadedModel, config: Config) -> Embedder:
-        """By the settings."""
-        asked = config.train.eval_batch_size_per_gpu
+    def of(cls, trained: LoadedModel, data: DataConfig, rows: int | str = AUTO, vectors: str = "mean") -> Embedder:
+        """Reads texts as the settings say.
+
+        Args:
+            rows: the setting `eval_batch_size_per_gpu`. vectors: the setting of that name.
+        """
         return cls(
             trained,
-            TextEncoder(trained.tokenizer, config.data.prepare_text),
-            config.data.max_seq_len,
-            rows=asked if isinstance(asked, int) else None,
-            per_token=config.embed.vectors == "token",
+            TextEncoder(trained.tokenizer, data.prepare_text),
+            data.max_seq_len,
+            rows=rows if isinstance(rows, int) else None,
+            per_token=vectors == "token",
         )
 
     @property

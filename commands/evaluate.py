@@ -148,11 +148,7 @@ def evaluate(config: Config) -> Evaluation:
         if reference_counts - {1}:
             number = "var" if len(reference_counts) > 1 else max(reference_counts)  # As sacreBLEU writes it.
             signatures = {name: text.replace("nrefs:1|", f"nrefs:{number}|") for name, text in signatures.items()}
-        if config.plan.json and group.is_main:
-            facts = {"model": str(trained.folder), **result.figures(), "answers": answers.count}
-            facts |= {"sacrebleu": signatures, "peak_bytes": trained.monitor.peak_bytes}
-            print(json.dumps(plain(facts), indent=1))
-        elif not config.plan.json:
+        if not config.plan.json:
             table = [*_table(result, loader.num_rows, prepared, answers), *confusions]
             table += [(f"  sacreBLEU {name}", signature) for name, signature in signatures.items()]
             if answers.cut:
@@ -160,6 +156,10 @@ def evaluate(config: Config) -> Evaluation:
             table += [(say("unlisted"), text) for text in answers.unlisted]
             table += prepared.unread
             _show(trained, table, answers.samples, trained.monitor.peak_bytes, group.is_main)
+        elif group.is_main:
+            facts = {"model": str(trained.folder), **result.figures(), "answers": answers.count}
+            facts |= {"sacrebleu": signatures, "peak_bytes": trained.monitor.peak_bytes}
+            print(json.dumps(plain(facts), indent=1))
     return result
 
 

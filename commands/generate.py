@@ -19,9 +19,9 @@ from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from commands.answering import check_one_process, find_answering
-from commands.labelling import LEAST_TEXT, Labeller, labelling_settings
+from commands.labelling import LEAST_TEXT, Labeller
 from commands.new_folder import holding_output
-from commands.text_reader import ROUNDED, text_columns
+from commands.text_reader import ROUNDED, text_columns, text_settings
 from commands.unfinished import UnfinishedFile, tells_how_to_continue
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
@@ -34,7 +34,7 @@ from memory.monitor import watched
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
 from settings.declared import Config, DataConfig
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, is_encodable
 from settings.tasks import MODEL_HEADS
 from storage import fingerprint
@@ -51,6 +51,8 @@ LABELLED_ROWS = 256  # texts of one window
 ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
 PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_column")  # settings
+REFUSED_FOR_LABELS = ("num_answers", "prompt_template", "source_prefix")  # They shape the text of prompts and answers.
+IDLE_FOR_LABELS = ("prompt_column", "response_column")
 STANDARD_INPUT = "-"
 TYPED = "--input"  # the place of a prompt that is the flag's own text: its answer keeps its line ends on the screen
 FORMAT = 5  # raise it when the same prompts would give other rows
@@ -93,7 +95,14 @@ def generate(config: Config) -> None:
     if config.answer.output is not None:
         path = Path(config.answer.output)
         refuse_to_replace_input(path, source)
-        output = UnfinishedFile(path, config.run.overwrite, _identity(config, model, source), ".jsonl")
+        data = config.data
+        settings = [
+            *(data.max_seq_len, data.prompt_template, data.source_prefix, data.prompt_column, data.text_column),
+            *(data.response_column, data.prepare_text, config.run.seed, config.answer.num_answers),
+            vars(config.generate),
+            sources_fingerprint(answer_sources(config, model)),
+        ]
+        output = UnfinishedFile(path, config.run.overwrite, _identity(model, source, settings), ".jsonl")
     if only_pretrained(model.top) and "<extra_id_" not in source:
         note(say("this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"))
     trained = load_model(config, model, answering.least, answering.tree, reads_files)
@@ -179,7 +188,24 @@ def answering_model(config: Config) -> tuple[SavedModel, Written | Labelled]:
     config, model, tree = find_answering(config, "generate", PROMPT_COLUMNS)
     if MODEL_HEADS[model.shape.head].writes_text:
         return model, Written(config, [config.data, named_columns], tree)
-    config = labelling_settings(config, model)
+    values = config.as_dict()
+    defaults = Config().as_dict()
+    # A file may be what a run has saved, which names all settings; a line edited in `config.py` is for all models.
+    chosen = [name for name, value in values.items() if config.typed(name) and value != defaults[name]]
+    problems = [
+        say(
+            "--{name} = {value}, is for models that write text, and this one gives labels; omit it",
+            name=name,
+            value=values[name],
+        )
+        for name in (*vars(config.generate), *REFUSED_FOR_LABELS)
+        if name in chosen
+    ]
+    refuse(problems)
+    for name in IDLE_FOR_LABELS:
+        if name in chosen:
+            note(say("--{name} = {value}, has no effect on this run", name=name, value=values[name]))
+    config = config.with_saved(text_settings(model, "text_column"))
     return model, Labelled(config, text_columns(config.data, config.given("text_column"), model))
 
 
@@ -228,13 +254,8 @@ class Written:
         self.encoder = Encoder(trained, self.config.data.max_seq_len, bool(self.config.generate.split_prompts))
         return trained.predict(self.least)
 
-    def answers(self, prompts: Iterator[Prompt]) -> Iterator[tuple[Prompt, Answered]]:
-        """Answer prompts, in their order; a blank prompt has a blank answer."""
-        for window in self.windows(prompts):
-            yield from window
-
     def windows(self, prompts: Iterator[Prompt]) -> Iterator[Window]:
-        """Answer prompts in windows. Of a single answer the log-probability is not computed, and 0.
+        """Answer prompts in windows, in their order; a blank prompt has a blank answer. Of a single answer the log-probability is not computed, and 0.
 
         Memory: one window of prompts, and one batch of answers being written.
         """
@@ -284,13 +305,8 @@ class Labelled:
         self.cut = CutPrompts(self.config.data.max_seq_len)
         return self.labeller.predict(ROUNDED)
 
-    def answers(self, prompts: Iterator[Prompt]) -> Iterator[tuple[Prompt, Answered]]:
-        """Label texts, in their order; a blank text has no label."""
-        for window in self.windows(prompts):
-            yield from window
-
     def windows(self, prompts: Iterator[Prompt]) -> Iterator[Window]:
-        """Label texts in windows."""
+        """Label texts in windows, in their order; a blank text has no label."""
         for window in _windows(prompts, LABELLED_ROWS, self.config.answer.input):
             filled = [prompt for prompt in window if prompt.text.strip()]
             texts = [self.labeller.encode(prompt.text, prompt.words) for prompt in filled]
@@ -418,14 +434,8 @@ def read_marks(model: SavedModel, source: str) -> list[Any]:
     return [weights, sources_fingerprint(find(source, "--input")) if is_file(source) else source]
 
 
-def _identity(config: Config, model: SavedModel, source: str) -> str:
+def _identity(model: SavedModel, source: str, settings: Sequence[Any]) -> str:
     """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one goes on."""
     # Nobody can read standard input again: such an output is never continued.
-    read = read_marks(model, secrets.token_hex(8) if source == STANDARD_INPUT else source)
-    data = config.data
-    settings = [
-        *(data.max_seq_len, data.prompt_template, data.source_prefix, data.prompt_column, data.text_column),
-        *(data.response_column, data.prepare_text, config.run.seed, config.answer.num_answers),
-    ]
-    listed = sources_fingerprint(answer_sources(config, model))
-    return fingerprint([FORMAT, *read, vars(config.generate), settings, listed])
+    marks = read_marks(model, secrets.token_hex(8) if source == STANDARD_INPUT else source)
+    return fingerprint([FORMAT, *marks, *settings])

@@ -6,52 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
-from commands.text_reader import TextReader, text_settings
+from commands.text_reader import TextReader
 from data.prepare.encode import TextEncoder
 from engine.micro_batches import to_micro_batch
-from language import say
 from memory.answers import AnswerBatch
-from settings.declared import Config, DataConfig
-from settings.errors import refuse
+from settings.declared import DataConfig
 from settings.fields import AUTO
 from settings.tasks import task_for
 from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs
-from training.loaded_model import LoadedModel, note
-from training.saved_model import SavedModel
+from training.loaded_model import LoadedModel
 
-REFUSED_SETTINGS = (
-    "num_answers",
-    "prompt_template",
-    "source_prefix",
-)  # They would change what the model reads or gives.
-IDLE_SETTINGS = ("prompt_column", "response_column")
 LEAST_TEXT = AnswerBatch(1, 512, 1)  # That the memory has to hold at least.
-
-
-def labelling_settings(config: Config, model: SavedModel) -> Config:
-    """Config for texts as the model was trained on them; says which settings have no effect on them.
-
-    Raises:
-        UserError: settings are named that are for models that write text.
-    """
-    values = config.as_dict()
-    defaults = Config().as_dict()
-    # A file may be what a run has saved, which names all settings; a line edited in `config.py` is for all models.
-    chosen = [name for name, value in values.items() if config.typed(name) and value != defaults[name]]
-    problems = [
-        say(
-            "--{name} = {value}, is for models that write text, and this one gives labels; omit it",
-            name=name,
-            value=values[name],
-        )
-        for name in (*vars(config.generate), *REFUSED_SETTINGS)
-        if name in chosen
-    ]
-    refuse(problems)
-    for name in IDLE_SETTINGS:
-        if name in chosen:
-            note(say("--{name} = {value}, has no effect on this run", name=name, value=values[name]))
-    return config.with_saved(text_settings(model, "text_column"))
 
 
 @dataclass

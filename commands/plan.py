@@ -312,7 +312,7 @@ def _show_tables(planned: PlannedRun, target: str, notes: list[str]) -> None:
         changes.append((f"--{change.label}", format_size(change.peak_bytes), gain))
     if changes:
         progress.table(say("to use less memory"), changes)
-    if examples := _examples(config):
+    if examples := _examples(spec):
         progress.table(say("examples exactly as the model receives them"), examples)
 
 
@@ -328,8 +328,9 @@ def _named(preset: str, shape: T5ModelConfig) -> str:
     )
 
 
-def _examples(config: Config) -> Table:
+def _examples(spec: RunSpec) -> Table:
     """The first rows as the model receives them, where the files are here and nothing has to be trained or prepared for that."""
+    config = spec.asked
     if config.data.train_file is None:
         return []
     with suppress(UserError):

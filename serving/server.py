@@ -79,7 +79,7 @@ def api_of(trained: LoadedModel, config: Config) -> Api:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
     decoder = decoder_of(trained.blockwise) if MODEL_HEADS[trained.held.shape.head].writes_text else None
-    embedder = Embedder.of(trained, config)
+    embedder = Embedder.of(trained, config.data)
     labeller = (
         Labeller.of(trained, config.data, config.answer.generate_batch_size) if trained.held.shape.num_labels else None
     )
