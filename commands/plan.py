@@ -160,7 +160,7 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
     budget = config.memory.memory_budget
     if target == AUTO:
         machine = this_machine(budget, config.run.num_threads, weights_folder(config))
-        if config.run.device not in ("cpu", AUTO) or (config.run.device == AUTO and may_have_gpu()):
+        if config.run.device != "cpu" and (config.run.device != AUTO or may_have_gpu()):
             try:
                 machine = call(MACHINE, config, setup=prepare_environment, is_quiet=True)
             except ChildDied as death:
