@@ -176,7 +176,20 @@ def _run(name: str, config: Config) -> None:
     for note in edit_notes(config, name):
         _print_note(note)
     if name in ("train", "dpo"):
-        _train(config)
+        from training.processes.launch import is_alone
+        from training.setup.identify import check_torch_can_load
+        from training.setup.stages import stages_before_torch
+
+        with ExitStack() as held:
+            run = None
+            if is_alone():  # Several processes need torch to agree with each other.
+                check_torch_can_load(config)
+                run = stages_before_torch(config, held)  # Rows are prepared while this process is small.
+            from trainer_low_mem import LowMemTrainer
+
+            over_budget = LowMemTrainer(config, run=run).train().over_budget()
+        if over_budget:
+            raise OverBudget(over_budget)
         return
     module, function = PLACES.get(name, (f"commands.{name}", name))
     try:
@@ -194,24 +207,6 @@ def _run(name: str, config: Config) -> None:
         facts = {"own": PACKAGE} if IS_INSTALLED else {}
         raise UserError(way, command=name, package=error.name, python=python(), **facts) from None
     getattr(found, function)(config)
-
-
-def _train(config: Config) -> None:
-    """Rows are prepared while this process is small, that is before torch is imported."""
-    from training.processes.launch import is_alone
-    from training.setup.identify import check_torch_can_load
-    from training.setup.stages import stages_before_torch
-
-    with ExitStack() as held:
-        run = None
-        if is_alone():  # several processes need torch to agree with each other
-            check_torch_can_load(config)
-            run = stages_before_torch(config, held)
-        from trainer_low_mem import LowMemTrainer
-
-        told = LowMemTrainer(config, run=run).train().over_budget()
-    if told:
-        raise OverBudget(told)
 
 
 def _load(name: str, words: Sequence[str]) -> Config:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from language import join, say
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import GENERATION_FILE, RANKED, SEARCH
+from settings.alternatives import with_changes
 from settings.consistency import ANSWER_RULES, broken, ranking_problems
 from settings.declared import Config
 from settings.errors import UserError, refuse
@@ -16,38 +17,6 @@ from training.loaded_model import note
 from training.processes.launch import num_processes
 from training.saved_model import SavedModel, find_model, saved_note
 from training.setup.answer_list import read_answers
-
-
-def with_answers_of(
-    config: Config, model: SavedModel, columns: Collection[str] = (), searches: bool = True, ranks: bool = False
-) -> Config:
-    """Config with what the model says of its answers and prompts where the user has named nothing; says which in one line.
-
-    Args:
-        columns: settings of the run that trained the model which are taken over too. searches: whether there is a beam search here.
-        ranks: whether answers are scored by rank.
-    Raises:
-        UserError: the folder asks for what cannot be done.
-    """
-    settings, problems = model.answer_settings(config, searches)
-    refuse(problems)
-    for text in model.unknown_key_notes:
-        note(text)
-    num_ranked = settings.pop(RANKED, 1)
-    num_beams = settings.get("num_beams", config.generate.num_beams)
-    if num_beams == 1:
-        settings = {name: value for name, value in settings.items() if name not in SEARCH}
-    if ranks and 1 < num_ranked <= num_beams:
-        settings[RANKED] = num_ranked
-    config = config.with_saved(settings | model.settings_of(*columns))
-    broken_rules = broken(ANSWER_RULES, config)
-    refuse([say("{file}: {problem}", file=GENERATION_FILE, problem=problem) for problem in broken_rules])
-    idle = without_effect(config, ("num_beams", "temperature")) if searches else []
-    ranking = ranking_problems(config.metrics.metrics, config.answer.num_answers, config.generate.num_beams)
-    refuse([*ranking, *idle])
-    for text in saved_note(config):
-        note(text)
-    return config
 
 
 def check_one_process(command: str) -> None:
@@ -80,11 +49,13 @@ def find_answering(
     several: bool = False,
     ranks: bool = False,
 ) -> tuple[Config, SavedModel, AnswerTree | None]:
-    """The model that is named, Config with what it says of how it answers, and the list that its answers come from, if from one.
+    """The model that is named, the settings with what it says of its answers and prompts where the user has named nothing, and the
+    list that its answers come from, if from one. What the model says is noted in one line.
 
     Args:
         command: that is given; the model has to do what it asks for.
-        columns, searches, ranks: as of `with_answers_of`. several: whether there is somebody who changes between adapters.
+        columns: settings of the run that trained the model which are taken over too. searches: whether there is a beam search here.
+        several: whether there is somebody who changes between adapters. ranks: whether answers are scored by rank.
     Raises:
         UserError: there is none, it asks for what cannot be done, or several adapters, where only one can be on.
     """
@@ -93,9 +64,24 @@ def find_answering(
         refuse_several_adapters(model)
     refuse_other_head(model, command)
     if MODEL_HEADS[model.shape.head].writes_text:
-        config = with_answers_of(config, model, columns, searches, ranks)
+        settings, problems = model.answer_settings(config, searches)
+        refuse(problems)
+        num_ranked = settings.pop(RANKED, 1)
+        num_beams = settings.get("num_beams", config.generate.num_beams)
+        if num_beams == 1:
+            settings = {name: value for name, value in settings.items() if name not in SEARCH}
+        if ranks and 1 < num_ranked <= num_beams:
+            settings[RANKED] = num_ranked
+        config = config.with_saved(settings | model.settings_of(*columns))
+        broken_rules = broken(ANSWER_RULES, config)
+        refuse([say("{file}: {problem}", file=GENERATION_FILE, problem=problem) for problem in broken_rules])
+        idle = without_effect(config, ("num_beams", "temperature")) if searches else []
+        ranking = ranking_problems(config.metrics.metrics, config.answer.num_answers, config.generate.num_beams)
+        refuse([*ranking, *idle])
+        for text in [*model.unknown_key_notes, *saved_note(config)]:
+            note(text)
     settings, tree = read_answers(config, model)
-    return config.changed(**settings), model, tree
+    return with_changes(config, **settings), model, tree
 
 
 def refuse_other_head(model: SavedModel, command: str) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import shlex
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -106,6 +107,7 @@ def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool =
     Args:
         lines: raises KeyboardInterrupt where the user interrupts; on a terminal that begins a new line.
     """
+    leaving = (*LEAVING, *LEAVING_WORDS) if is_terminal else LEAVING
     while True:
         try:
             line = next(lines, None)
@@ -117,7 +119,7 @@ def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool =
         if line is None:
             return
         text = line.strip()
-        if text in LEAVING or (is_terminal and text.lower() in LEAVING_WORDS):
+        if text.lower() in leaving:
             return
         if text.startswith("/"):
             print(session.command(text), file=out, flush=True)
@@ -146,14 +148,16 @@ def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
     tell({"ready": True})
     for line in lines:
         try:
-            asked = json.loads(line)
+            request = json.loads(line)
         except ValueError:
             continue
-        if isinstance(asked, dict) and asked.get("reset"):
+        if not isinstance(request, dict):
+            continue
+        if request.get("reset"):
             session.command("/reset")
-        elif isinstance(asked, dict) and isinstance(asked.get("text"), str):
+        elif isinstance(request.get("text"), str):
             try:
-                session.ask(asked["text"], lambda piece: tell({"piece": piece}))
+                session.ask(request["text"], lambda piece: tell({"piece": piece}))
                 remark = session.remark()
             except DoesNotFit as error:
                 remark = reason_of(error)
@@ -218,18 +222,21 @@ class Session:
 
     def command(self, line: str) -> str:
         """Do what a line with a slash says; returns what to tell the user."""
+        commands = {
+            "/reset": self._reset,
+            "/save": self._save,
+            "/adapter": self._change_adapter,
+            "/help": lambda _: say(HELP),
+        }
         name, _, argument = line.partition(" ")
-        if name == "/reset" and not argument:
-            self.turns.clear()
-            self._saved.clear()
-            return say("the conversation was reset")
-        if name == "/save":
-            return self._save(argument.strip())
-        if name == "/adapter":
-            return self._change_adapter(argument.strip())
-        if name == "/help":
-            return say(HELP)
-        return say("{line} is not a command\n{help}", line=line, help=say(HELP))
+        if name not in commands:
+            return say("{line} is not a command\n{help}", line=line, help=say(HELP))
+        return commands[name](argument.strip())
+
+    def _reset(self, _: str) -> str:
+        self.turns.clear()
+        self._saved.clear()
+        return say("the conversation was reset")
 
     def _change_adapter(self, name: str) -> str:
         if self.adapters is None:
@@ -325,9 +332,6 @@ def newest_turns(
 ) -> list[int]:
     """As many of the newest turns as have at most `longest` tokens, beginning with a question; at least the newest question.
 
-    What is encoded follows from `longest`, however many turns there are: questions are added from the newest on, twice as
-    many each time, and behind the first time that they are too long half as many.
-
     Args:
         turns: the last is the user's; no instructions among them.
     """
@@ -338,15 +342,7 @@ def newest_turns(
         return ids
 
     questions = [place for place, (role, _) in enumerate(turns) if role == USER]
-    questions[0] = 0  # what an assistant said before the first question belongs to it
-    kept, more, is_growing = 1, 1, True
-    fitting = encoded(questions[-1])
-    while more and kept < len(questions) and len(fitting) <= longest:
-        wider = min(kept + more, len(questions))
-        ids = encoded(questions[-wider])
-        if len(ids) <= longest:
-            kept, fitting = wider, ids
-        else:
-            is_growing = False
-        more = 2 * more if is_growing else more // 2
-    return fitting
+    questions[0] = 0  # What an assistant said before the first question belongs to it.
+    # The later the first question, the fewer tokens, so that a long conversation is encoded a few times.
+    first = bisect_left(questions[:-1], True, key=lambda place: len(encoded(place)) <= longest)
+    return encoded(questions[first])

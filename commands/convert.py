@@ -41,7 +41,7 @@ from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from model.rows import Rows
 from model.t5 import T5
-from settings.declared import Config, T5ModelConfig
+from settings.declared import Config, ConvertConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import listed
 from settings.program import program
@@ -87,9 +87,24 @@ def convert(config: Config) -> Conversion | None:
     """
     source = find_model(config).folder
     if (source / adapter_folder.PICKLE_FILE).is_file() and not (source / adapter_folder.WEIGHTS_FILE).is_file():
-        _convert_adapter(config, source)
+        _convert_adapter(config.convert, source, config.answer.output, config.run.overwrite)
         return None
-    done = convert_folder(config, source)
+    refuse_damaged(source, "model")
+    shape = None
+    if config.typed("head"):  # A head edited in `config.py` is one to train.
+        if config.model.head != "none":
+            raise UserError(
+                "--head = {head}, is not in the source; allowed: none, which takes the encoder; train makes a head",
+                head=config.model.head,
+            )
+        path = source / CONFIG_FILE
+        published = shape_from(path, read_json(path), TensorFolder(source, config.convert.allow_pickle))
+        shape = with_head(published, config)
+    with new_folder(config.answer.output, config.run.overwrite, source) as partial:
+        dtype, difference = _write_weights(config.convert, shape, source, partial)
+        tokenizer = copy_companions(SavedModel.read(source), partial)
+    output = Path(str(config.answer.output))
+    done = Conversion(output, dtype, difference, folder_bytes(output), tokenizer)
     rows = [
         (say("folder"), f"{done.output}, {format_size(done.size)}"),
         (say("weights"), name_of(done.dtype)),
@@ -109,52 +124,41 @@ def next_command(shape: T5ModelConfig, folder: object) -> str:
     return f"{program()} {MODEL_HEADS[shape.head].commands[0]} --model={shlex.quote(str(folder))} --input='...'"
 
 
-def _convert_adapter(config: Config, source: Path) -> None:
+def _convert_adapter(settings: ConvertConfig, source: Path, output: str | None, overwrite: bool) -> None:
     """Write a pickled adapter of PEFT as safetensors."""
-    if not config.convert.allow_pickle:
+    if not settings.allow_pickle:
         adapter_folder.open_weights(source)  # which says what to do
-    if config.convert.dtype != "keep":
+    if settings.dtype != "keep":
         raise UserError(
             "--dtype = {dtype}, is for models, and {source} is an adapter; omit it",
-            dtype=config.convert.dtype,
+            dtype=settings.dtype,
             source=source,
         )
-    with new_folder(config.answer.output, config.run.overwrite, source) as partial:
+    with new_folder(output, overwrite, source) as partial:
         stored = PickleFile(source / adapter_folder.PICKLE_FILE)
         tensors = {name: stored.get_slice(name)[slice(None)] for name in stored.keys()}  # noqa: SIM118
         refuse_tensors_not_finite(tensors, source)
         write_safetensors(tensors, partial / adapter_folder.WEIGHTS_FILE)
         shutil.copyfile(source / adapter_folder.CONFIG_FILE, partial / adapter_folder.CONFIG_FILE)
         adapter_folder.read_info(partial)
-    merging = f"{program()} merge --adapter={shlex.quote(str(config.answer.output))} --output=FOLDER"
-    Progress(1).table(say("converted"), [(say("folder"), str(config.answer.output)), (say("next"), merging)])
+    merging = f"{program()} merge --adapter={shlex.quote(str(output))} --output=FOLDER"
+    Progress(1).table(say("converted"), [(say("folder"), str(output)), (say("next"), merging)])
 
 
-def convert_folder(config: Config, source: Path) -> Conversion:
-    """Convert one folder into `--output`; it appears once it is whole and checked. Raises as `convert`."""
-    refuse_damaged(source, "model")
-    with new_folder(config.answer.output, config.run.overwrite, source) as partial:
-        dtype, difference = _write_weights(config, source, partial)
-        tokenizer = copy_companions(SavedModel.read(source), partial)
-    output = Path(str(config.answer.output))
-    return Conversion(output, dtype, difference, folder_bytes(output), tokenizer)
+def _write_weights(
+    settings: ConvertConfig, shape: T5ModelConfig | None, source: Path, folder: Path
+) -> tuple[torch.dtype, float]:
+    """Write model and configuration, read them back, and compare.
 
-
-def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dtype, float]:
-    """Write model and configuration, read them back, and compare; dtype and difference."""
-    settings, pickles = config.convert, config.convert.allow_pickle
+    Args:
+        shape: that is written; None: the source's own.
+    Returns:
+        dtype, and the difference of the logits as a share of their norm.
+    """
+    pickles = settings.allow_pickle
     native = hf_format.stored_dtype(source, pickles)
     native = native if native in DTYPES.values() else torch.float32
     target = DTYPES.get(settings.dtype, native)
-    shape = None
-    if config.typed("head"):  # A head edited in `config.py` is one to train.
-        if config.model.head != "none":
-            raise UserError(
-                "--head = {head}, is not in the source; allowed: none, which takes the encoder; train makes a head",
-                head=config.model.head,
-            )
-        path = source / CONFIG_FILE
-        shape = with_head(shape_from(path, read_json(path), TensorFolder(source, pickles)), config)
     model = hf_format.load(source, dtype=native, expect=shape, allow_pickle=pickles)
     refuse_not_finite(model, source)
     expected = probe_logits(model)

@@ -11,9 +11,9 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from childproc import start
 from data.sources.dates import HELD_OUT_YEARS, SampleDates, build_sample_dates
@@ -27,9 +27,6 @@ from training.checkpoints.runs import new_run_name
 from training.report.progress import Progress
 from training.report.wording import duration
 from units import format_size
-
-if TYPE_CHECKING:  # it loads torch, which would lie in memory beside the trainings
-    from training.loaded_model import LoadedModel
 
 QUESTIONS = {
     "the 3rd of March, 2021": "2021-03-03", "Sat, Nov 21st 2026": "2026-11-21", "Febuary the twelfth, 1987": "1987-02-12",
@@ -46,7 +43,9 @@ PASSED_ON = (
     "seed",
     "language",
 )
+PASSED_TO_GENERATE = ("memory_budget", "device", "num_threads", "compiled_kernels")
 ANSWER_TOKENS = 16  # an ISO date has 10 letters
+Answer = Callable[[Sequence[str]], list[str]]
 
 
 def demo(config: Config) -> None:
@@ -55,22 +54,28 @@ def demo(config: Config) -> None:
     Raises:
         UserError: a folder cannot be written. DoesNotFit: by the commands that it runs.
     """
-    began, screen = time.monotonic(), Progress(1)
+    began = time.monotonic()
+    screen = Progress(1)
+    passed_on = {name: value for name, value in config.as_dict().items() if name in PASSED_ON and config.given(name)}
     dates = build_sample_dates(config.data.cache_dir)
-    first, second = (Path(config.run.output_dir) / new_run_name(kind) for kind in ("pretrain", "finetune"))
-    _run(config, say("1 of 3: pretrain on the standard library's prose"), preset="demo_prose", run_name=first.name)
+    first = Path(config.run.output_dir) / new_run_name("pretrain")
+    second = Path(config.run.output_dir) / new_run_name("finetune")
     _run(
-        config, say("2 of 3: finetune on written dates"), preset="demo_dates", run_name=second.name, finetune_from=first,
-        train_file=dates.train, validation_file=dates.valid,
-    )  # fmt: skip
+        say("1 of 3: pretrain on the standard library's prose"),
+        {"preset": "demo_prose", "run_name": first.name, **passed_on},
+    )
+    files = {"train_file": dates.train, "validation_file": dates.valid}
+    _run(
+        say("2 of 3: finetune on written dates"),
+        {"preset": "demo_dates", "run_name": second.name, "finetune_from": first, **files, **passed_on},
+    )
     screen.note("")
     screen.note(say("3 of 3: dates it has never seen"))
-    trained, settings = _load(config, second)
-    screen.table(say("accuracy on held-out data"), list(_scores(trained, settings, dates)))
-    answers = _answers(trained, settings, list(QUESTIONS))
+    answer = answering(second, {name: value for name, value in passed_on.items() if name in PASSED_TO_GENERATE})
+    screen.table(say("accuracy on held-out data"), list(scores(answer, dates)))
     questions = [
-        (text, answer, say("correct") if answer == iso else say("wrong, should be {iso}", iso=iso))
-        for (text, iso), answer in zip(QUESTIONS.items(), answers, strict=True)
+        (text, answered, say("correct") if answered == iso else say("wrong, should be {iso}", iso=iso))
+        for (text, iso), answered in zip(QUESTIONS.items(), answer(list(QUESTIONS)), strict=True)
     ]
     screen.table(say("five sample questions"), questions)
     runs = {say("pretraining"): first, say("finetuning"): second}
@@ -79,9 +84,8 @@ def demo(config: Config) -> None:
     screen.lines(say("done in {time}; try it", time=duration(time.monotonic() - began)), [command])
 
 
-def _run(config: Config, title: str, **flags: object) -> None:
+def _run(title: str, flags: Mapping[str, object]) -> None:
     """Show a training command and run it; where it does not come to its end, neither does this one."""
-    flags |= {name: config.as_dict()[name] for name in PASSED_ON if config.given(name)}
     words = ["train", *(f"--{name}={value}" for name, value in flags.items())]
     shown = PACKAGE if IS_INSTALLED else f"{python()} {FILE}"
     Progress(1).note("")
@@ -102,28 +106,30 @@ def ended(words: list[str]) -> int:
                     child.terminate()  # Ctrl-C has reached it as well, a signal to this process alone has not
 
 
-def _load(config: Config, folder: Path) -> tuple[LoadedModel, Config]:
+def answering(folder: Path, flags: Mapping[str, Any]) -> Answer:
+    """What answers texts by the model in a folder.
+
+    Args:
+        flags: of `generate`.
+    """
+    # They load torch, which would lie in memory beside the trainings.
+    from commands.generate import Encoder
     from training.loaded_model import load_model
     from training.saved_model import find_model
 
-    given = {
-        name: config.as_dict()[name]
-        for name in ("memory_budget", "device", "num_threads", "compiled_kernels")
-        if config.given(name)
-    }
-    settings = load("generate", {**given, "model": str(folder), "max_new_tokens": ANSWER_TOKENS, "max_seq_len": 64})
-    return load_model(settings, find_model(settings)), settings
+    config = load("generate", {**flags, "model": str(folder), "max_new_tokens": ANSWER_TOKENS, "max_seq_len": 64})
+    trained = load_model(config, find_model(config))
+    encoder = Encoder(trained, config.data.max_seq_len, splits=False)
+
+    def answer(texts: Sequence[str]) -> list[str]:
+        inputs = [encoder.encode(Prompt("demo", text, {})) for text in texts]
+        return [trained.tokenizer.decode_answer(ids) for ids in trained.writer(config).answers(inputs)]
+
+    return answer
 
 
-def _answers(trained: LoadedModel, settings: Config, texts: list[str]) -> list[str]:
-    from commands.generate import Encoder
-
-    encoder = Encoder(trained, settings)
-    inputs = [encoder.encode(Prompt("demo", text, {})) for text in texts]
-    return [trained.tokenizer.decode_answer(ids) for ids in trained.writer(settings).answers(inputs)]
-
-
-def _scores(trained: LoadedModel, settings: Config, dates: SampleDates) -> Iterator[tuple[str, ...]]:
+def scores(answer: Answer, dates: SampleDates) -> Iterator[tuple[str, ...]]:
+    """Name, count and share of the dates that are answered letter by letter, of each part of the held-out rows."""
     parts = {
         say("years not in training ({count} of 200)", count=len(HELD_OUT_YEARS)): dates.years,
         say("a format not in training: {form}", form="March the 3rd, 2021"): dates.english,
@@ -131,7 +137,7 @@ def _scores(trained: LoadedModel, settings: Config, dates: SampleDates) -> Itera
     }
     for name, path in parts.items():
         rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
-        answers = _answers(trained, settings, [row["prompt"] for row in rows])
+        answers = answer([row["prompt"] for row in rows])
         right = sum(row["response"] == answer for row, answer in zip(rows, answers, strict=True))
         yield name, say("{part} of {whole}", part=f"{right:,}", whole=f"{len(rows):,}"), f"{right / len(rows):.1%}"
 

@@ -1,7 +1,7 @@
 """`doctor`: what this machine offers and what limits it, what a model takes here, and what to do about it.
 
 torch is imported in a child process, and steps of a model run in another: an import that fails or a step that is killed
-becomes a line of the report.
+becomes a line of the report. Each case of a model is planned as `train` would plan it, with rows as long as they may be.
 """
 
 from __future__ import annotations
@@ -9,27 +9,35 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from childproc import TIME, ChildDied, call
 from commands.diagnosis.advice import advice_for
 from commands.diagnosis.inventory import take_inventory
-from commands.diagnosis.model_memory import Case, choose_case, measure_case, plan_cases, probe_seconds
 from devices.environment import prepare_environment
 from language import join, say
 from memory.estimate.precision import COMPUTE_DTYPES, WORDS
+from memory.estimate.shapes import Shapes
 from memory.estimate.workload import Machine
+from memory.probe import ProbeRequest, probe
 from memory.weights_in import weights_folder
-from settings.declared import Config, T5ModelConfig
+from settings.alternatives import with_changes
+from settings.declared import Config
+from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
 from training.report.progress import Progress
 from training.report.wording import about
+from training.saved_model import SHAPE_SETTINGS, find_model
+from training.setup.resolving import Rows, RunSpec, resolve
 from units import format_size
 
 DEVICE_SECONDS = 60.0
-# Products of many threads use many seconds of processor time in one second of the clock, so that the clock is the limit.
-DEVICE_LIMITS = {"max_cpu": 100 * DEVICE_SECONDS, "patience": 0.01}
+LORA_RANKS = (4, 16, 64)
+LENGTH_FACTORS = (0.25, 0.5, 1.0, 2.0)
+LENGTHS = (16, 65536)  # The shortest and the longest that are planned.
+STEPS_OF_PROBE = 6  # A probe takes about as long as this many steps.
+MOST_PROBE_SECONDS = 120.0
+Case = dict[str, Any]  # kind, label, outcome (why there are no figures), load_bytes, peak_bytes, seconds
 
 
 def doctor(config: Config) -> None:
@@ -38,51 +46,47 @@ def doctor(config: Config) -> None:
     Raises:
         UserError: the model or the device that was named does not exist.
     """
-    has_folder = config.checkpoint.model != AUTO
-    has_model = has_folder or config.typed("model_preset")
-    if has_folder:
-        shape = call(read_shape, config)
-        config = replace(config, model=replace(shape, dropout_rate=config.model.dropout_rate))
+    name = config.model_preset
+    if config.checkpoint.model != AUTO:
+        name = config.checkpoint.model
+        shape = find_model(config).shape
+        config = with_changes(config, **{field: getattr(shape, field) for field in SHAPE_SETTINGS})
+    has_model = config.checkpoint.model != AUTO or config.typed("model_preset")
     inventory = take_inventory(weights_folder(config.memory, config.run))
     report: dict[str, Any] = {"machine": inventory, "torch": {}, "devices": [], "problem": "", "model": None}
     machine = None
     try:
+        # Products of many threads use many seconds of processor time in one of the clock, so that the clock is the limit.
         facts, machine = call(
-            examine_devices, config, has_model, setup=prepare_environment, is_quiet=True, **DEVICE_LIMITS
+            examine_devices,
+            config.run.device,
+            config if has_model else None,
+            setup=prepare_environment,
+            is_quiet=True,
+            max_cpu=100 * DEVICE_SECONDS,
+            patience=0.01,
         )
         report.update(facts)
     except ChildDied as death:
         report["problem"] = str(death)
         if death.reason == TIME:
             report["problem"] = say("no answer within {seconds:.0f} s", seconds=DEVICE_SECONDS)
-    progress = None if config.plan.json else Progress(1)
-    if progress is not None:
-        show_machine(report, progress)
+    progress = Progress(1, not config.plan.json)
+    show_machine(report, progress)
     if machine is not None:
-        name = config.checkpoint.model if has_folder else config.model_preset
-        report["model"] = examine_model(config, machine, name, progress)
+        report["model"] = examine_model(name, plan_cases(config, machine), machine.budget_bytes, progress)
     report["advice"] = advice_for(report)
-    if progress is None:
+    if config.plan.json:
         print(json.dumps(report, indent=1))
-    else:
-        advice = report["advice"] or [say("nothing to improve on this machine")]
-        progress.table(say("advice"), [("-", sentence) for sentence in advice])
+    advice = report["advice"] or [say("nothing to improve on this machine")]
+    progress.table(say("advice"), [("-", sentence) for sentence in advice])
 
 
-def read_shape(config: Config) -> T5ModelConfig:
-    """The shape of the model folder that the settings name; imports torch.
+def examine_devices(device: str, run: Config | None) -> tuple[dict[str, Any], Machine | None]:
+    """`torch` and `devices` of the report, and the machine that a run would plan for; imports torch.
 
-    Raises:
-        UserError: there is no such folder, or it holds no model.
-    """
-    from model.formats.shape_file import read_config
-    from training.saved_model import find_model
-
-    return read_config(find_model(config).base)
-
-
-def examine_devices(config: Config, has_model: bool) -> tuple[dict[str, Any], Machine | None]:
-    """`torch` and `devices` of the report, and with a model the machine that its run would plan for; imports torch.
+    Args:
+        device: the setting, by which devices are measured. run: settings of the run; None: there is no model.
 
     Raises:
         UserError: the device that was named for the model is not here.
@@ -90,29 +94,82 @@ def examine_devices(config: Config, has_model: bool) -> tuple[dict[str, Any], Ma
     from devices.inventory import device_report
     from training.setup.plan import machine_for
 
-    return device_report(config.run.device), machine_for(config) if has_model else None
+    return device_report(device), None if run is None else machine_for(run)
 
 
-def examine_model(config: Config, machine: Machine, name: str, progress: Progress | None) -> dict[str, Any]:
-    """What steps of a model take as planned, and what one of them takes as measured; shown as soon as it is known."""
-    cases = plan_cases(config, machine)
-    if progress is not None:
-        title = say("{model}, as planned for {budget}", model=name, budget=format_size(machine.budget_bytes))
-        progress.table(title, list(planned_rows(cases)))
-        sys.stdout.flush()
-    case = choose_case(cases)
-    measured = None
-    if case is not None and case.spec is not None:
-        seconds = probe_seconds(case.spec)
-        announcement = say(
-            "measuring {case}: {time} plus process start", case=case.name, time=about(seconds, seconds, seconds)
+def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | None]]:
+    """The run's own step, and single rows of other lengths and with adapters of several ranks, each with its plan.
+
+    Where a case does not fit, it has no plan, and its `outcome` says which budget would do.
+    """
+    single_row = {"effective_batch_size": 1, "batch_size_per_gpu": 1, "gradient_accumulation_steps": AUTO}
+    lengths = {int(config.data.max_seq_len * factor) for factor in LENGTH_FACTORS}
+    optimizer = config.train.optimizer if config.given("optimizer") else "adamw"  # As a run takes it for adapters.
+    variations: list[tuple[str, int | str, dict[str, Any]]] = [("step", "as planned", {})]
+    for length in sorted({min(max(length, LENGTHS[0]), LENGTHS[1]) for length in lengths}):
+        variations.append(("sequence length", length, {**single_row, "max_seq_len": length}))
+    for rank in LORA_RANKS:
+        variations.append(("LoRA rank", rank, {**single_row, "lora_rank": rank, "optimizer": optimizer}))
+    cases: list[tuple[Case, RunSpec | None]] = []
+    for kind, label, changes in variations:
+        # Samples at the end of a run would take time here, and no memory.
+        changed = with_changes(config, sample_rows=0, **changes)
+        case: Case = {"kind": kind, "label": str(label), "load_bytes": None, "peak_bytes": None, "seconds": None}
+        try:
+            spec = resolve(changed, machine, Rows.as_set(changed))
+        except DoesNotFit as error:
+            cases.append(({**case, "outcome": say("does not fit: {need}", need=error.problems[-1])}, None))
+        else:
+            figures = {
+                "load_bytes": spec.plan.phases["load"],
+                "peak_bytes": spec.plan.peak_bytes,
+                "seconds": spec.plan.seconds,
+            }
+            cases.append(({**case, **figures, "outcome": ""}, spec))
+    return cases
+
+
+def examine_model(
+    name: str, cases: list[tuple[Case, RunSpec | None]], budget_bytes: int, progress: Progress
+) -> dict[str, Any]:
+    """What steps take as planned, and what the first that can be measured in reasonable time takes as measured."""
+    planned = [case for case, _ in cases]
+    progress.table(
+        say("{model}, as planned for {budget}", model=name, budget=format_size(budget_bytes)), case_rows(planned)
+    )
+    sys.stdout.flush()
+    report: dict[str, Any] = {"name": name, "budget_bytes": budget_bytes, "planned": planned, "measured": None}
+    for case, spec in cases:
+        seconds = STEPS_OF_PROBE * (case["seconds"] or MOST_PROBE_SECONDS)
+        if spec is None or seconds > MOST_PROBE_SECONDS:
+            continue
+        time = about(seconds, seconds, seconds)
+        print(
+            say("measuring {case}: {time} plus process start", case=name_of(case), time=time),
+            file=sys.stderr,
+            flush=True,
         )
-        print(announcement, file=sys.stderr, flush=True)
-        measured = {**measure_case(case), "predicted_bytes": case.spec.plan.peak_bytes}
-        if progress is not None and not measured["outcome"]:
-            progress.table(say("{case}, measured", case=case.name), list(measured_rows(case, measured)))
-    planned = [case.as_dict() for case in cases]
-    return {"name": name, "budget_bytes": machine.budget_bytes, "planned": planned, "measured": measured}
+        report["measured"] = {**case, **measure(spec), "predicted_bytes": spec.plan.peak_bytes}
+        progress.table(say("{case}, measured", case=name_of(case)), case_rows([report["measured"]]))
+        break
+    return report
+
+
+def measure(spec: RunSpec) -> dict[str, Any]:
+    """The figures of a case, measured on steps in a child process."""
+    choice = spec.plan.choice
+    num_rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
+    shapes = Shapes.longest(num_rows, spec.rows.source_tokens, spec.rows.target_tokens)
+    steps = tuple(map(tuple, shapes.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)))
+    evaluation = shapes.worst_steps(choice.eval_batch_size_per_gpu)[0][0]
+    result = probe(ProbeRequest(spec.asked, choice, steps, evaluation), None, MOST_PROBE_SECONDS)
+    phases = result.phases or {}
+    return {
+        "outcome": result.failed,
+        "load_bytes": phases.get("load"),
+        "peak_bytes": max(phases.values(), default=None),
+        "seconds": result.step_seconds or None,
+    }
 
 
 # --- tables
@@ -121,8 +178,9 @@ def examine_model(config: Config, machine: Machine, name: str, progress: Progres
 def show_machine(report: dict[str, Any], progress: Progress) -> None:
     """The tables of what is known before a model is examined."""
     progress.table(say("this machine"), list(machine_rows(report)))
-    if report["devices"]:
-        progress.table(say("devices, measured"), list(device_rows(report["devices"])))
+    available = [device for device in report["devices"] if not device["missing"]]
+    if available:
+        progress.table(say("devices, measured"), list(device_rows(available)))
     for device in report["devices"]:
         if device["missing"]:
             progress.note(say("{device} is missing: {why}", device=device["name"], why=device["missing"]))
@@ -132,6 +190,9 @@ def show_machine(report: dict[str, Any], progress: Progress) -> None:
 def machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     machine = report["machine"]
     system = machine["system"]
+    memory = machine["memory"]
+    disk = machine["disk"]
+    torch = report["torch"]
     yield say("system"), f"{system['platform']}, Python {system['python']}"
     cores = [system["processor"], counted(system["cores"], "core")]
     if system["core_quota"] is not None:
@@ -141,14 +202,23 @@ def machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield say("processor"), join(", ", cores)
     yield "", say("class: {name} ({instructions})", name=say(system["class"]), instructions=say(system["instructions"]))
     yield say("compiled kernels"), system["kernels"]
-    yield from memory_rows(machine["memory"])
+    sizes = {name: format_size(size) for name, size in memory.items() if name.endswith("_bytes")}
+    yield "RAM", say("{total}, {available} available", total=sizes["total_bytes"], available=sizes["available_bytes"])
+    swap = say("none")
+    if memory["swap_total_bytes"]:
+        swap = say("{used} of {total} in use", used=sizes["swap_used_bytes"], total=sizes["swap_total_bytes"])
+    yield say("swap"), swap
+    for limit in memory["limits"]:
+        words = join(": ", [say(limit["what"]), format_size(limit["bytes"])])
+        yield say("limit"), say("{limit} (binds)", limit=words) if limit["what"] == memory["binding"] else words
+    free = say("{budget}, {margin} left free", budget=sizes["budget_bytes"], margin=sizes["margin_bytes"])
+    yield say("available to a run"), free
     for other in machine["others"]:
         size = format_size(other["bytes"])
         yield (
             say("used by other programs"),
             say("{size} by {name} ({number})", size=size, name=other["name"], number=other["pid"]),
         )
-    disk = machine["disk"]
     speeds = [say("{folder}: {size} free", folder=disk["folder"], size=format_size(disk["free_bytes"]))]
     if disk["write_rate"] is not None:
         speeds.append(say("writes {rate}B/s", rate=with_prefix(disk["write_rate"])))
@@ -156,77 +226,43 @@ def machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         speeds.append(say("reads {rate}B/s", rate=with_prefix(disk["read_rate"])))
     yield say("disk"), join(", ", speeds)
     yield say("allocator"), machine["malloc"]["library"]
-    if report["torch"]:
-        yield "torch", torch_words(report["torch"])
-    packages = [f"{name} {version}" for name, version in machine["packages"].items() if name != "torch"]
+    if torch:
+        yield "torch", join(", ", [torch["version"], torch["cpu_capability"], counted(torch["threads"], "thread")])
+    packages = (f"{name} {version}" for name, version in machine["packages"].items() if name != "torch")
     yield say("packages"), ", ".join(packages)
     for name, value in machine["environment"].items():
         yield say("variable"), f"{name}={value}"
 
 
-def memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    total = format_size(memory["total_bytes"])
-    yield "RAM", say("{total}, {available} available", total=total, available=format_size(memory["available_bytes"]))
-    swap = say("none")
-    if memory["swap_total_bytes"]:
-        used = format_size(memory["swap_used_bytes"])
-        swap = say("{used} of {total} in use", used=used, total=format_size(memory["swap_total_bytes"]))
-    yield say("swap"), swap
-    for limit in memory["limits"]:
-        words = join(": ", [say(limit["what"]), format_size(limit["bytes"])])
-        yield say("limit"), say("{limit} (binds)", limit=words) if limit["what"] == memory["binding"] else words
-    budget = format_size(memory["budget_bytes"])
-    margin = format_size(memory["margin_bytes"])
-    yield say("available to a run"), say("{budget}, {margin} left free", budget=budget, margin=margin)
-
-
-def torch_words(torch: dict[str, Any]) -> str:
-    words = [torch["version"]]
-    if torch["cuda"]:
-        words.append(f"CUDA {torch['cuda']}")
-    if torch["hip"]:
-        words.append(f"ROCm {torch['hip']}")
-    words.append(torch["cpu_capability"])
-    words.extend(name for name in ("mkl", "onednn") if torch[name])
-    return join(", ", [*words, counted(torch["threads"], "thread")])
-
-
 def device_rows(devices: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    speeds = [f"{WORDS[dtype]} FLOP/s" for dtype in COMPUTE_DTYPES]
-    yield say("device"), *speeds, say("copy B/s"), say("computes in")
+    yield say("device"), *(f"{WORDS[dtype]} FLOP/s" for dtype in COMPUTE_DTYPES), say("copy B/s"), say("computes in")
     for device in devices:
-        if device["missing"]:
-            continue
         name = device["about"]
         if device["total_bytes"]:
             free = format_size(device["free_bytes"])
-            total = format_size(device["total_bytes"])
-            name = say("{device}, {free} of {total} free", device=name, free=free, total=total)
-        rates = [with_prefix(device["rates"][dtype]) for dtype in COMPUTE_DTYPES]
-        yield name, *rates, with_prefix(device["copy_rate"]), WORDS[device["compute"]]
+            name = say(
+                "{device}, {free} of {total} free", device=name, free=free, total=format_size(device["total_bytes"])
+            )
+        yield (
+            name,
+            *(with_prefix(device["rates"][dtype]) for dtype in COMPUTE_DTYPES),
+            with_prefix(device["copy_rate"]),
+            WORDS[device["compute"]],
+        )
 
 
-def planned_rows(cases: list[Case]) -> Iterator[tuple[str, ...]]:
-    yield say("what"), say("model load"), say("peak"), say("s/step")
+def name_of(case: Case) -> str:
+    return join(" ", [say(case["kind"]), say(case["label"])])
+
+
+def case_rows(cases: list[Case]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [(say("what"), say("model load"), say("peak"), say("s/step"))]
     for case in cases:
-        if case.spec is None:
-            yield case.name, case.refusal
-        else:
-            plan = case.spec.plan
-            yield case.name, format_size(plan.phases["load"]), format_size(plan.peak_bytes), f"{plan.seconds:.2f}"
-
-
-def measured_rows(case: Case, measured: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    assert case.spec is not None
-    plan = case.spec.plan
-    yield say("what"), say("predicted"), say("measured"), say("off")
-    for what, predicted, size in (
-        ("model load", plan.phases["load"], measured["load_bytes"]),
-        ("peak", plan.peak_bytes, measured["peak_bytes"]),
-    ):
-        yield say(what), format_size(predicted), format_size(size), f"{size / predicted - 1:+.0%}"
-    seconds = measured["seconds"]
-    yield say("s/step"), f"{plan.seconds:.2f}", f"{seconds:.2f}", f"{seconds / plan.seconds - 1:+.0%}"
+        figures: tuple[str, ...] = (case["outcome"],)
+        if not case["outcome"]:
+            figures = (format_size(case["load_bytes"]), format_size(case["peak_bytes"]), f"{case['seconds']:.2f}")
+        rows.append((name_of(case), *figures))
+    return rows
 
 
 def with_prefix(rate: float) -> str:

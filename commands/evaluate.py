@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -19,12 +19,14 @@ from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared, checked_in_child, prepare_evaluation
 from data.shards.store import VALIDATION
+from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from limits import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch, does_not_hold, rows_to_measure
 from memory.budget import host_budget
 from memory.monitor import watched
 from memory.processes import ProcessTree
+from settings.alternatives import with_changes
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED, check
 from settings.declared import HEAD_EVAL_ROWS, MOST_TOKENS, Config, places, settings_by_name
 from settings.errors import UserError, refuse
@@ -53,6 +55,17 @@ EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
 PREPARING_BYTES = 64 * MIB  # of the child that prepares rows, of which most is Python and pyarrow
 
 
+@dataclass
+class Answers:
+    """What is known of the answers to held-out rows, over all validation sets."""
+
+    count: int = 0
+    cut: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    unlisted: list[str] = field(default_factory=list)
+    references: References = field(default_factory=References)
+
+
 @holding_output
 def evaluate(config: Config) -> Evaluation:
     """Measure on `validation_file`, or on the rows that the model's run held out.
@@ -66,16 +79,23 @@ def evaluate(config: Config) -> Evaluation:
     config, model, tree = find_answering(config, "evaluate", ranks=True)
     names = metric_names(config)
     config, prepared, loader = evaluation_rows(config, model)
-    rows, answered = _row_counts(config, loader, prepared.objective)
-    asked = config.train.eval_batch_size_per_gpu
-    how = config.generate
-    # before memory is measured: its libraries count to what the program takes
+    task = task_named(prepared.objective)
+    rows = config.train.eval_rows
+    if config.given("validation_file") and not config.given("eval_rows"):
+        rows = loader.num_rows
+    requested = config.metrics.eval_generate_rows
+    answered: int = min(rows, task.answered_rows) if requested == AUTO else int(requested)
+    # Before memory is measured, since the libraries of scores count to what the program takes:
     signatures = AnswerScores(names).signatures if answered else {}
     trained = load_model(config, model, AnswerBatch(1, *loader.longest), tree)
-    batch_size = rows_to_measure(trained.held, trained.budget.limit(), asked, EVALUATION_BATCH, loader.longest)
-    batch = AnswerBatch.by(how, min(answered, ANSWERED_TOGETHER), loader.longest[0])
-    flag = "eval_batch_size_per_gpu"
-    at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, batch, flag) if answered else 0
+    requested_rows = config.train.eval_batch_size_per_gpu
+    batch_size = rows_to_measure(trained.held, trained.budget.limit(), requested_rows, EVALUATION_BATCH, loader.longest)
+    answer_rows = 0
+    if answered:
+        batch = AnswerBatch.by(config.generate, min(answered, ANSWERED_TOGETHER), loader.longest[0])
+        answer_rows = trained.rows_at_once(
+            AUTO if requested_rows == AUTO else batch_size, batch, "eval_batch_size_per_gpu"
+        )
     group = Group(Accelerator(cpu=trained.device.name == "cpu"))
     counts = (prepared.counts[f"validation_{name}"] for name in ("unknown_tokens", "tokens"))
     if warning := unknown_warning(*counts):
@@ -85,13 +105,13 @@ def evaluate(config: Config) -> Evaluation:
         ranked = trained.writer(config).ranked(inputs, config.answer.num_answers)
         return [[one.tokens for one in best] for best in ranked]
 
-    task, confusions = task_named(prepared.objective), list[tuple[str, str]]()
+    results = dict[str, Evaluation]()
+    confusions = list[tuple[str, str]]()
+    answers = Answers()
     with (
         watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"),
-        _predictions_file(config, trained, prepared) as write,
+        _predictions_file(config.answer.output, config.run.overwrite, prepared, trained.tokenizer) as write,
     ):
-        results, samples, ended, unlisted = dict[str, Evaluation](), list[Sample](), 0, list[str]()
-        right = References()
         for name, of in (loader.sets or {"": range(loader.num_rows)}).items():
             label_scores = task.new_scores(prepared.labels, write)
             batches = loader.evaluation_batches(rows, batch_size, group.rank, group.size, of)
@@ -99,139 +119,88 @@ def evaluate(config: Config) -> Evaluation:
             confused = label_scores.table()
             confusions += [(say("set"), name)] * bool(name and confused) + confused
             if answered:
-                scores, shown, cut = generate_metrics(
-                    answer, loader, trained.tokenizer, how, group,
-                    rows=answered, batch_size=at_once, names=names, shown=SHOWN, of=of,
-                )  # fmt: skip
+                scores, samples, cut = generate_metrics(
+                    answer,
+                    loader,
+                    trained.tokenizer,
+                    config.generate,
+                    group,
+                    rows=answered,
+                    batch_size=answer_rows,
+                    names=names,
+                    shown=SHOWN,
+                    of=of,
+                )
                 results[name].metrics.update(scores)
-                samples, ended = [*samples, *shown], ended + cut
-                unlisted += [] if tree is None else unlisted_note(tree, loader, answered, of)
-                right.add(loader, trained.tokenizer, answered, of)
-        if answered and right.are_words and config.metrics.metrics == AUTO:
-            names = [name for name in names if name in WORD_SCORES or RANKED.fullmatch(name)]
-            for each in results.values():
-                scored = {name: each.metrics[name] for name in names if name in each.metrics}
-                each.metrics.clear()
-                each.metrics.update(scored)
-            signatures = {name: text for name, text in signatures.items() if name in names}
+                answers.count += min(answered, len(of))
+                answers.cut += cut
+                answers.samples += samples
+                answers.references.add(loader, trained.tokenizer, answered, of)
+                answers.unlisted += [] if tree is None else unlisted_note(tree, loader, answered, of)
+        if answered and answers.references.are_words and config.metrics.metrics == AUTO:
+            for name in names:
+                if name not in WORD_SCORES and not RANKED.fullmatch(name):
+                    signatures.pop(name, None)
+                    for each in results.values():
+                        each.metrics.pop(name, None)
         result = mean_of_sets(results) if loader.sets else results[""]
-        answered = sum(min(answered, len(of)) for of in loader.sets.values()) or min(answered, loader.num_rows)
-        table = [*_table(result, loader, prepared, answered, right.unknown), *confusions]
-        if right.counts - {1}:  # as sacreBLEU writes it
-            number = "var" if len(right.counts) > 1 else max(right.counts)
+        reference_counts = answers.references.counts
+        if reference_counts - {1}:
+            number = "var" if len(reference_counts) > 1 else max(reference_counts)  # As sacreBLEU writes it.
             signatures = {name: text.replace("nrefs:1|", f"nrefs:{number}|") for name, text in signatures.items()}
-        table += [(f"  sacreBLEU {name}", signature) for name, signature in signatures.items()]
-        table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
-        table += [(say("unlisted"), note) for note in unlisted]
-        table += prepared.unread
-        if config.plan.json and group.is_main:
-            told = {
-                "model": str(trained.folder),
-                **result.figures(),
-                "answers": answered,
-                "sacrebleu": signatures,
-            }
-            print(json.dumps(plain({**told, "peak_bytes": trained.monitor.peak_bytes}), indent=1))
-        elif not config.plan.json:
-            _show(trained, table, samples, trained.monitor.peak_bytes, group.is_main)
+        if not config.plan.json:
+            table = [*_table(result, loader.num_rows, prepared, answers), *confusions]
+            table += [(f"  sacreBLEU {name}", signature) for name, signature in signatures.items()]
+            if answers.cut:
+                table.append((say("cut"), cut_note(answers.cut, answers.count, config.generate.max_new_tokens)))
+            table += [(say("unlisted"), text) for text in answers.unlisted]
+            table += prepared.unread
+            _show(trained, table, answers.samples, trained.monitor.peak_bytes, group.is_main)
+        elif group.is_main:
+            facts = {"model": str(trained.folder), **result.figures(), "answers": answers.count}
+            facts |= {"sacrebleu": signatures, "peak_bytes": trained.monitor.peak_bytes}
+            print(json.dumps(plain(facts), indent=1))
     return result
 
 
 @contextmanager
-def _predictions_file(config: Config, trained: LoadedModel, prepared: Prepared) -> Iterator[Watch | None]:
+def _predictions_file(
+    output: str | None, overwrite: bool, prepared: Prepared, tokenizer: Tokenizer
+) -> Iterator[Watch | None]:
     """What writes predictions beside labels, a JSON line a row, in the order of rows; None where no file is asked for."""
-    if config.answer.output is None:
+    if output is None:
         yield None
         return
-    path, task = Path(config.answer.output), task_named(prepared.objective)
+    path = Path(output)
+    task = task_named(prepared.objective)
     if task.writes_text:
         raise UserError(say("--output = {path}, is for predicted labels; write answers with generate", path=path))
     if num_processes() > 1:
         raise UserError(
             say("--output = {path}, is written by one process; start it by python, without a launcher", path=path)
         )
-    check_output(path, config.run.overwrite)
+    check_output(path, overwrite)
     with writing("output", path.parent), atomic_file(path) as temporary, temporary.open("w", encoding="utf8") as file:
 
         def write(batch: Batch, outputs: Outputs) -> None:
-            for row in task.rows_beside_labels(batch, outputs, prepared.labels, trained.tokenizer):
+            for row in task.rows_beside_labels(batch, outputs, prepared.labels, tokenizer):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
         yield write
 
 
 def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared, StepLoader]:
-    """The rows that a model is measured on, and the settings by which they are read.
+    """The rows that a model is measured on, and the settings by which they are read: those of the run that trained the model, where
+    the user names nothing.
+
+    A validation file that is given is the only one that is read. A model trained on preferences is measured on the answers that
+    were chosen. Where things are written is never taken from the run.
 
     Raises:
         UserError: the data are not usable. DoesNotFit: the budget does not hold the child that prepares them.
     """
-    config = _data_settings(config, model)
-    total = host_budget(config.memory.memory_budget, local_processes()).host_bytes
-    parts = {"base": ProcessTree().usage().anon_bytes, "preparation": PREPARING_BYTES}
-    if sum(parts.values()) > total:
-        raise does_not_hold(total, say("the preparation of the rows"), parts)
-    prepared = checked_in_child(prepare_evaluation, config, (VALIDATION,))
-    loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
-    return config, prepared, loader
-
-
-def _row_counts(config: Config, loader: StepLoader, objective: str) -> tuple[int, int]:
-    """Rows whose loss is measured, and rows that are answered."""
-    wanted = config.given("eval_rows") or not config.given("validation_file")
-    rows = config.train.eval_rows if wanted else loader.num_rows
-    asked = config.metrics.eval_generate_rows
-    if asked != AUTO:
-        return rows, int(asked)
-    return rows, min(rows, task_named(objective).answered_rows)
-
-
-def _table(
-    result: Evaluation, loader: StepLoader, prepared: Prepared, answered: int, unknown: int
-) -> list[tuple[str, str]]:
-    """What is shown, line by line; `unknown`: answered rows whose reference has unknown tokens."""
-    cut = prepared.counts.get("validation_cut_rows", 0)
-    measured = say(
-        "{rows} of {all} ({objective})",
-        rows=f"{result.rows:,}", all=f"{loader.num_rows:,}", objective=prepared.objective,
-    )  # fmt: skip
-    rows: list[tuple[str, str]] = [
-        (say("rows"), measured),
-        (say("target tokens") if result.is_of_text else say("labels"), f"{result.tokens:,}"),
-        (say("loss"), f"{result.loss:.4f}"),
-    ]
-    rows += [(say("perplexity"), result.shown_perplexity())] if result.is_of_text else []
-    rows += [(say("cut"), say("{count} to the maximum length", count=counted(cut, "row")))] if cut else []
-    if bad := prepared.counts.get("validation_bad_rows", 0):
-        rows.append((say("left out"), say("{count} that cannot be read", count=counted(bad, "row"))))
-    if answered == loader.num_rows:
-        rows.append((say("answers"), say("{count}, scores in percent", count=f"{answered:,}")))
-    elif answered:
-        part = "{count} of {all}, scores in percent; --eval_generate_rows={rows} answers all"
-        numbers = {"count": f"{answered:,}", "all": f"{loader.num_rows:,}", "rows": loader.num_rows}
-        rows.append((say("answers"), say(part, **numbers)))
-    told = "{count} with unknown tokens in the reference, which no answer matches"
-    rows += [(say("unknown"), say(told, count=counted(unknown, "row")))] if unknown else []
-    fine = (LOSS, *CLASS_SCORES, *NUMBER_SCORES)
-    figures = ((name, score, 4 if name.rpartition("/")[2] in fine else 2) for name, score in result.metrics.items())
-    return rows + [(f"  {name}", f"{score:.{digits}f}") for name, score, digits in figures]
-
-
-def _show(trained: LoadedModel, table: list[tuple[str, str]], samples: list[Sample], peak: int, is_main: bool) -> None:
-    progress = Progress(1, is_main)
-    budget = format_size(trained.budget.host_bytes)
-    memory = say("{peak} of {budget}", peak=format_size(peak), budget=budget)
-    progress.table(say("evaluation of {folder}", folder=trained.folder), [*table, (say("peak memory"), memory)])
-    for sample in samples:
-        progress.sample(sample.prompt, sample.answer, sample.reference)
-
-
-def _data_settings(config: Config, model: SavedModel) -> Config:
-    """The settings by which rows are read: those of the run that trained the model, where the user names nothing.
-
-    A validation file that is given is the only one that is read. A model trained on preferences is measured on the answers that
-    were chosen. Where things are written is never taken from the run.
-    """
+    if config.given("validation_file") and config.data.validation_file is None:
+        raise UserError("--validation_file = none, is not a file; give one, or omit the flag")
     settings = settings_by_name()
     saved = {
         name: value
@@ -246,9 +215,58 @@ def _data_settings(config: Config, model: SavedModel) -> Config:
     if head.has_labels:
         # Where nothing else is said, nothing is cut, as in `train`.
         saved = {"max_seq_len": MOST_TOKENS, "eval_rows": HEAD_EVAL_ROWS, **saved, "objective": head.task}
-    of_model = {**asdict(model.shape), "tokenizer_dir": str(model.tokenizer), "extra_tokens": None}
-    config = config.with_saved(saved).changed(**of_model)
+    config = with_changes(
+        config.with_saved(saved), **vars(model.shape), tokenizer_dir=str(model.tokenizer), extra_tokens=None
+    )
     refuse(check(config))
-    if config.given("validation_file") and config.data.validation_file is None:
-        raise UserError("--validation_file = none, is not a file; give one, or omit the flag")
-    return config
+    total = host_budget(config.memory.memory_budget, local_processes()).host_bytes
+    parts = {"base": ProcessTree().usage().anon_bytes, "preparation": PREPARING_BYTES}
+    if sum(parts.values()) > total:
+        raise does_not_hold(total, say("the preparation of the rows"), parts)
+    prepared = checked_in_child(prepare_evaluation, config, (VALIDATION,))
+    loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
+    return config, prepared, loader
+
+
+def _table(result: Evaluation, num_rows: int, prepared: Prepared, answers: Answers) -> list[tuple[str, str]]:
+    """What is shown, line by line.
+
+    Args:
+        num_rows: that are held out.
+    """
+    measured = say(
+        "{rows} of {all} ({objective})", rows=f"{result.rows:,}", all=f"{num_rows:,}", objective=prepared.objective
+    )
+    rows: list[tuple[str, str]] = [
+        (say("rows"), measured),
+        (say("target tokens") if result.is_of_text else say("labels"), f"{result.tokens:,}"),
+        (say("loss"), f"{result.loss:.4f}"),
+    ]
+    if result.is_of_text:
+        rows.append((say("perplexity"), result.shown_perplexity()))
+    if cut := prepared.counts.get("validation_cut_rows", 0):
+        rows.append((say("cut"), say("{count} to the maximum length", count=counted(cut, "row"))))
+    if bad := prepared.counts.get("validation_bad_rows", 0):
+        rows.append((say("left out"), say("{count} that cannot be read", count=counted(bad, "row"))))
+    if answers.count:
+        text = "{count} of {all}, scores in percent; --eval_generate_rows={rows} answers all"
+        if answers.count == num_rows:
+            text = "{count}, scores in percent"
+        numbers = {"count": f"{answers.count:,}", "all": f"{num_rows:,}", "rows": num_rows}
+        rows.append((say("answers"), say(text, **numbers)))
+    if unknown := answers.references.unknown:
+        text = "{count} with unknown tokens in the reference, which no answer matches"
+        rows.append((say("unknown"), say(text, count=counted(unknown, "row"))))
+    for name, score in result.metrics.items():
+        digits = 4 if name.rpartition("/")[2] in (LOSS, *CLASS_SCORES, *NUMBER_SCORES) else 2
+        rows.append((f"  {name}", f"{score:.{digits}f}"))
+    return rows
+
+
+def _show(trained: LoadedModel, table: list[tuple[str, str]], samples: list[Sample], peak: int, is_main: bool) -> None:
+    progress = Progress(1, is_main)
+    budget = format_size(trained.budget.host_bytes)
+    memory = say("{peak} of {budget}", peak=format_size(peak), budget=budget)
+    progress.table(say("evaluation of {folder}", folder=trained.folder), [*table, (say("peak memory"), memory)])
+    for sample in samples:
+        progress.sample(sample.prompt, sample.answer, sample.reference)

@@ -74,7 +74,7 @@ def export(config: Config) -> float | None:
     last, home, shape = folders.top, folders.base, folders.shape
     # the program that checks what was written holds all weights in fp32
     beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
-    with converting(config, shape, hf_format.stored_dtype(home), beside):
+    with converting(config.memory.memory_budget, shape, hf_format.stored_dtype(home), beside):
         model = open_adapted(folders)
         merge_adapters(model)
         refuse_not_finite(model, *folders.folders)

@@ -1,8 +1,7 @@
 """`generate`: one prompt answered on the screen, or a file of them into another.
 
 Prompts are taken by windows. Inside a window they are answered longest first, as many at once as the budget allows, and
-then written in the order of the input. A run that was killed continues where its output ends: beside an unfinished output
-lies a file that says what it was begun with.
+then written in the order of the input, a window a part. A run that was killed continues behind its last part.
 """
 
 from __future__ import annotations
@@ -10,18 +9,20 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from commands.answering import check_one_process, find_answering
-from commands.labelling import LEAST_TEXT, Labeller, labelling_settings
+from commands.labelling import LEAST_TEXT, Labeller
 from commands.new_folder import holding_output
-from commands.text_reader import ROUNDED, text_columns
+from commands.text_reader import ROUNDED, text_columns, text_settings
+from commands.unfinished import UnfinishedFile, tells_how_to_continue
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
@@ -33,13 +34,13 @@ from memory.monitor import watched
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
 from settings.declared import Config, DataConfig
-from settings.errors import UserError, reason_of, refuse
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, is_encodable
 from settings.tasks import MODEL_HEADS
-from storage import fingerprint, open_plain, read_text, write_text
-from training.checkpoints.runs import check_writable, only_pretrained
+from storage import fingerprint
+from training.checkpoints.runs import only_pretrained
 from training.evaluation.prompt_parts import was_cut
-from training.loaded_model import WAITING_BYTES, LoadedModel, load_model
+from training.loaded_model import WAITING_BYTES, LoadedModel, load_model, note
 from training.report.log_files import plain
 from training.report.progress import Progress
 from training.saved_model import SavedModel
@@ -50,10 +51,11 @@ LABELLED_ROWS = 256  # texts of one window
 ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
 PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_column")  # settings
+REFUSED_FOR_LABELS = ("num_answers", "prompt_template", "source_prefix")  # They shape the text of prompts and answers.
+IDLE_FOR_LABELS = ("prompt_column", "response_column")
 STANDARD_INPUT = "-"
 TYPED = "--input"  # the place of a prompt that is the flag's own text: its answer keeps its line ends on the screen
-FORMAT = 4  # raise it when the same prompts would give other rows
-UNFINISHED = ".unfinished"  # beside an output that is still being written
+FORMAT = 5  # raise it when the same prompts would give other rows
 
 
 @dataclass
@@ -71,6 +73,9 @@ class Answered:
     is_cut: bool = False
 
 
+Window = list[tuple[Prompt, Answered]]
+
+
 @holding_output
 def generate(config: Config) -> None:
     """Answer one text on the screen, or a file of prompts as JSON lines; a head over labels answers by its labels.
@@ -79,63 +84,98 @@ def generate(config: Config) -> None:
         UserError: model, input or output are not usable. DoesNotFit: the budget does not hold a single answer.
     """
     check_one_process("generate")
-    given = config.answer.input
-    if given is None:
+    source = config.answer.input
+    if source is None:
         raise UserError(say('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts'))
     bad_rows = BadRows(config.data.skip_bad_rows)
     model, answering = answering_model(config)
     config = answering.config
-    is_of_files = check_input(given)
-    output = None if config.answer.output is None else Output(config, model, given)
-    if only_pretrained(model.top) and "<extra_id_" not in given:
-        hint = say(
-            "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
-        )
-        Progress(1, stream=sys.stderr).note(hint)
-    trained = load_model(config, model, answering.least, answering.tree, is_of_files)
+    reads_files = check_input(source)
+    output = None
+    if config.answer.output is not None:
+        path = Path(config.answer.output)
+        refuse_to_replace_input(path, source)
+        data = config.data
+        settings = [
+            *(data.max_seq_len, data.prompt_template, data.source_prefix, data.prompt_column, data.text_column),
+            *(data.response_column, data.prepare_text, config.run.seed, config.answer.num_answers),
+            vars(config.generate),
+            sources_fingerprint(answer_sources(config, model)),
+        ]
+        output = UnfinishedFile(path, config.run.overwrite, _identity(model, source, settings), ".jsonl")
+    if only_pretrained(model.top) and "<extra_id_" not in source:
+        note(say("this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"))
+    trained = load_model(config, model, answering.least, answering.tree, reads_files)
     least_parts = answering.load(trained)
-    max_bytes = trained.reserve_reading(least_parts) if is_of_files else 0
-    prompts = prompts_of(answering.columns, given, bad_rows, max_bytes, () if output is None else None)
+    max_bytes = trained.reserve_reading(least_parts) if reads_files else 0
+    prompts = prompts_of(answering.columns, source, bad_rows, max_bytes, () if output is None else None)
+    progress = Progress(1, stream=sys.stderr if output is None else sys.stdout)
     if output is not None and output.rows:
         answered = counted(output.rows, "answer")
-        Progress(1).note(
-            say("{file} already holds {answers}; continuing after them", file=output.path, answers=answered)
-        )
+        progress.note(say("{file} already holds {answers}; continuing after them", file=output.path, answers=answered))
         next(islice(prompts, output.rows, output.rows), None)
     dtypes = trained.blockwise.model.embedding.dtype, trained.blockwise.weight_store.compute_dtype
     storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
-    told = "{model}: weights in {storage}, computed in {compute}"
-    Progress(1, stream=sys.stderr).note(say(told, model=trained.folder, storage=storage, compute=compute))
-    written = cut = 0
+    text = "{model}: weights in {storage}, computed in {compute}"
+    note(say(text, model=trained.folder, storage=storage, compute=compute))
+    written = 0
+    cut = 0
     with watched(trained.monitor, "--generate_batch_size=1"):
-        with nullcontext() if output is None else output:
-            for prompt, answer in answering.answers(prompts):
-                written, cut = written + 1, cut + answer.is_cut
-                if output is not None:
-                    output.write(prompt, answer.columns)
-                    continue
-                for line in answer.shown:
-                    print(line if prompt.place == TYPED else " ".join(line.splitlines()), flush=True)
+        with tells_how_to_continue(output):
+            for window in answering.windows(prompts):
+                written += len(window)
+                cut += sum(answer.is_cut for _, answer in window)
+                if output is None:
+                    _print_answers(window)
+                else:
+                    with output.next_part(len(window)) as path:
+                        path.write_text(
+                            "".join(_json_line(prompt, answer) for prompt, answer in window), encoding="utf8"
+                        )
         if output is not None:
-            told = "{file}: {answers}"
-            Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
+            output.finish(lambda file: _join(output.paths, file))
+            progress.note(say("{file}: {answers}", file=output.path, answers=counted(output.rows, "answer")))
         if cut:  # beside the answers, which a script may read from standard output
-            Progress(1, stream=sys.stderr).note(cut_note(cut, written, config))
-        for note in [*answering.notes(), *_left_out(bad_rows)]:
-            Progress(1, stream=sys.stdout if output else sys.stderr).note(note)
+            note(cut_note(cut, written, config.generate.max_new_tokens))
+        for remark in answering.notes():
+            progress.note(remark)
+        if bad_rows.count:
+            rows = counted(bad_rows.count, "row")
+            progress.note(say("not answered: {rows}, such as {example}", rows=rows, example=bad_rows.examples[0]))
 
 
-def _left_out(bad_rows: BadRows) -> list[str]:
-    if not bad_rows.count:
-        return []
-    example, rows = bad_rows.examples[0], counted(bad_rows.count, "row")
-    return [say("not answered: {rows}, such as {example}", rows=rows, example=example)]
+def _print_answers(window: Window) -> None:
+    for prompt, answer in window:
+        for line in answer.shown:
+            print(line if prompt.place == TYPED else " ".join(line.splitlines()), flush=True)
 
 
-def cut_note(cut: int, of: int, config: Config) -> str:
+def _json_line(prompt: Prompt, answer: Answered) -> str:
+    """The columns of a row and those of its answer; what was there under their names is the reference."""
+    main = next(iter(answer.columns))
+    row = dict[str, Any]()
+    for name, value in prompt.columns.items():
+        if name == main and REFERENCE not in prompt.columns:
+            name = REFERENCE
+        elif name in answer.columns:
+            name = f"{name}_{REFERENCE}"
+        row[name] = value
+    row = {**plain(row), **answer.columns}
+    line = json.dumps(row, ensure_ascii=False)
+    return (line if is_encodable(line) else json.dumps(row)) + "\n"
+
+
+def _join(parts: Sequence[Path], file: Path) -> None:
+    with file.open("wb") as whole:
+        for part in parts:
+            with part.open("rb") as piece:
+                shutil.copyfileobj(piece, whole)
+
+
+def cut_note(cut: int, answers: int, max_new_tokens: int) -> str:
     """What is said of answers that were ended by the longest length."""
-    limit, all_answers = config.generate.max_new_tokens, counted(of, "answer")
-    return say("{cut} of {answers} cut at --max_new_tokens={limit}", cut=cut, answers=all_answers, limit=limit)
+    all_answers = counted(answers, "answer")
+    return say("{cut} of {answers} cut at --max_new_tokens={limit}", cut=cut, answers=all_answers, limit=max_new_tokens)
 
 
 def answering_model(config: Config) -> tuple[SavedModel, Written | Labelled]:
@@ -144,13 +184,52 @@ def answering_model(config: Config) -> tuple[SavedModel, Written | Labelled]:
     Raises:
         UserError: there is none, or settings are named that are not for it.
     """
-    own_columns = config.data
+    named_columns = config.data
     config, model, tree = find_answering(config, "generate", PROMPT_COLUMNS)
     if MODEL_HEADS[model.shape.head].writes_text:
-        return model, Written(config, [config.data, own_columns], tree)
-    return model, Labelled(config, model)
+        return model, Written(config, [config.data, named_columns], tree)
+    values = config.as_dict()
+    defaults = Config().as_dict()
+    # A file may be what a run has saved, which names all settings; a line edited in `config.py` is for all models.
+    chosen = [name for name, value in values.items() if config.typed(name) and value != defaults[name]]
+    problems = [
+        say(
+            "--{name} = {value}, is for models that write text, and this one gives labels; omit it",
+            name=name,
+            value=values[name],
+        )
+        for name in (*vars(config.generate), *REFUSED_FOR_LABELS)
+        if name in chosen
+    ]
+    refuse(problems)
+    for name in IDLE_FOR_LABELS:
+        if name in chosen:
+            note(say("--{name} = {value}, has no effect on this run", name=name, value=values[name]))
+    config = config.with_saved(text_settings(model, "text_column"))
+    return model, Labelled(config, text_columns(config.data, config.given("text_column"), model))
 
 
+class CutPrompts:
+    """How many prompts were longer than the model reads, and the first of them."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self.count = 0
+        self.first = ""
+
+    def add(self, place: str) -> None:
+        self.count += 1
+        self.first = self.first or place
+
+    def notes(self) -> list[str]:
+        """What the user should know in the end."""
+        if not self.count:
+            return []
+        text = "truncated to --max_seq_len={longest}: {prompts}, first {first}"
+        return [say(text, longest=self.longest, prompts=counted(self.count, "prompt"), first=self.first)]
+
+
+@dataclass
 class Written:
     """Answers that a model writes token by token, of which `num_answers` are given.
 
@@ -159,41 +238,42 @@ class Written:
         tree: the answers that there are; None: any.
     """
 
-    def __init__(self, config: Config, columns: Sequence[DataConfig], tree: AnswerTree | None) -> None:
-        self.config = config
-        self.columns = columns
-        self.tree = tree
-        rows = config.answer.generate_batch_size
-        self.least = AnswerBatch.by(config.generate, 1 if rows == AUTO else int(rows), config.data.max_seq_len)
+    config: Config
+    columns: Sequence[DataConfig]
+    tree: AnswerTree | None
+
+    @property
+    def least(self) -> AnswerBatch:
+        """What the memory has to hold at least."""
+        rows = self.config.answer.generate_batch_size
+        return AnswerBatch.by(self.config.generate, 1 if rows == AUTO else int(rows), self.config.data.max_seq_len)
 
     def load(self, trained: LoadedModel) -> dict[str, int]:
         """Take the model that answers; returns what the least batch takes: component -> bytes."""
         self.trained = trained
-        self.encoder = Encoder(trained, self.config)
+        self.encoder = Encoder(trained, self.config.data.max_seq_len, bool(self.config.generate.split_prompts))
         return trained.predict(self.least)
 
-    def answers(self, prompts: Iterator[Prompt]) -> Iterator[tuple[Prompt, Answered]]:
-        """Answer prompts in windows, in their order; a blank prompt has a blank answer.
-
-        Of a single answer the log-probability is not computed, and 0.
+    def windows(self, prompts: Iterator[Prompt]) -> Iterator[Window]:
+        """Answer prompts in windows, in their order; a blank prompt has a blank answer. Of a single answer the log-probability is not computed, and 0.
 
         Memory: one window of prompts, and one batch of answers being written.
         """
-        trained, config = self.trained, self.config
-        asked = config.answer.generate_batch_size
-        # of the longest prompt that may come; those that do come decide what is answered at once
-        longest = AnswerBatch.by(config.generate, ANSWERED_TOGETHER, config.data.max_seq_len)
-        size = max(1, trained.answer_budget.rows(longest) if asked == AUTO else int(asked)) * WINDOW_BATCHES
-        while window := _window(prompts, 1 if _is_waited_for(config) else size):
+        rows = self.config.answer.generate_batch_size
+        if rows == AUTO:
+            # Of the longest prompt that may come; those that do come decide what is answered at once.
+            longest = AnswerBatch.by(self.config.generate, ANSWERED_TOGETHER, self.config.data.max_seq_len)
+            rows = self.trained.answer_budget.rows(longest)
+        for window in _windows(prompts, max(1, int(rows)) * WINDOW_BATCHES, self.config.answer.input):
             inputs = [self.encoder.encode(prompt) for prompt in window if prompt.text]
-            written = iter(trained.writer(config).ranked(inputs, config.answer.num_answers))
-            for prompt in window:
-                yield prompt, self._answered(next(written) if prompt.text else [ScoredAnswer([], 0.0)], prompt)
+            ranked = iter(self.trained.writer(self.config).ranked(inputs, self.config.answer.num_answers))
+            blank = [ScoredAnswer([], 0.0)]
+            yield [(prompt, self._answered(next(ranked) if prompt.text else blank)) for prompt in window]
 
-    def _answered(self, best: list[ScoredAnswer], prompt: Prompt) -> Answered:
+    def _answered(self, best: list[ScoredAnswer]) -> Answered:
         tokenizer = self.trained.tokenizer
         texts = [tokenizer.decode_answer(answer.tokens) for answer in best]
-        is_cut = bool(prompt.text) and was_cut(best[0].tokens, self.config.generate, tokenizer.eos_id)
+        is_cut = bool(best[0].tokens) and was_cut(best[0].tokens, self.config.generate, tokenizer.eos_id)
         if self.config.answer.num_answers == 1:
             return Answered({ANSWER: texts[0]}, texts, is_cut)
         scores = [answer.log_probability for answer in best]
@@ -203,141 +283,129 @@ class Written:
 
     def notes(self) -> list[str]:
         """What the user should know in the end."""
-        return _truncated(self.config, self.encoder.cut, self.encoder.first_cut)
-
-
-class Labelled:
-    """Answers of a head over labels: the class of a text, its number, or a label for each of its words or letters.
-
-    Raises:
-        UserError: settings are named that are for text.
-    """
-
-    tree = None
-    least = LEAST_TEXT
-
-    def __init__(self, config: Config, model: SavedModel) -> None:
-        self.config = labelling_settings(config, model)
-        self.columns = text_columns(self.config, model)
-        self.cut = 0
-        self.first_cut = ""
-
-    def load(self, trained: LoadedModel) -> dict[str, int]:
-        """Take the model that answers; returns what the shortest texts take: component -> bytes."""
-        self.labeller = Labeller.of(trained, self.config)
-        return self.labeller.predict(ROUNDED)
-
-    def answers(self, prompts: Iterator[Prompt]) -> Iterator[tuple[Prompt, Answered]]:
-        """Label texts in windows, in their order; a blank text has no label."""
-        while window := _window(prompts, 1 if _is_waited_for(self.config) else LABELLED_ROWS):
-            texts = [self.labeller.encode(prompt.text) for prompt in window if prompt.text.strip()]
-            answers = iter(self.labeller.answers(texts))
-            encoded = iter(texts)
-            for prompt in window:
-                if not prompt.text.strip():
-                    yield prompt, Answered({self.labeller.column: None}, [""])
-                    continue
-                if next(encoded).is_cut:
-                    self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
-                answer = next(answers)
-                yield prompt, Answered(answer.columns, [answer.shown])
-
-    def notes(self) -> list[str]:
-        """What the user should know in the end."""
-        return _truncated(self.config, self.cut, self.first_cut)
-
-
-def _is_waited_for(config: Config) -> bool:
-    """Whether somebody who writes to standard input waits for each answer."""
-    return config.answer.input == STANDARD_INPUT and config.answer.output is None
-
-
-def _truncated(config: Config, count: int, first: str) -> list[str]:
-    if not count:
-        return []
-    return [
-        say(
-            "truncated to --max_seq_len={longest}: {prompts}, first {first}",
-            longest=config.data.max_seq_len,
-            prompts=counted(count, "prompt"),
-            first=first,
-        )
-    ]
-
-
-def _window(prompts: Iterator[Prompt], rows: int) -> list[Prompt]:
-    """The next prompts: so many, or fewer where they and their columns are large."""
-    window, size = list[Prompt](), 0
-    for prompt in prompts:
-        window.append(prompt)
-        size += prompt.num_bytes()
-        if len(window) == rows or size >= WAITING_BYTES:
-            break
-    return window
+        return self.encoder.cut.notes()
 
 
 @dataclass
-class Encoder:
-    """Turns prompts into the model's input, and counts those that are too long."""
+class Labelled:
+    """Answers of a head over labels: the class of a text, its number, or a label for each of its words or letters.
 
-    trained: LoadedModel
+    Args:
+        columns: in which texts are looked for, first choice first.
+    """
+
     config: Config
-    cut: int = 0
-    first_cut: str = field(default="")
+    columns: Sequence[DataConfig]
+    tree = None
+    least = LEAST_TEXT
+
+    def load(self, trained: LoadedModel) -> dict[str, int]:
+        """Take the model that answers; returns what the shortest texts take: component -> bytes."""
+        self.labeller = Labeller.of(trained, self.config.data, self.config.answer.generate_batch_size)
+        self.cut = CutPrompts(self.config.data.max_seq_len)
+        return self.labeller.predict(ROUNDED)
+
+    def windows(self, prompts: Iterator[Prompt]) -> Iterator[Window]:
+        """Label texts in windows, in their order; a blank text has no label."""
+        for window in _windows(prompts, LABELLED_ROWS, self.config.answer.input):
+            filled = [prompt for prompt in window if prompt.text.strip()]
+            texts = [self.labeller.encode(prompt.text, prompt.words) for prompt in filled]
+            for prompt, text in zip(filled, texts, strict=True):
+                if text.is_cut:
+                    self.cut.add(prompt.place)
+            labels = iter(self.labeller.answers(texts))
+            answered = Window()
+            for prompt in window:
+                answer = Answered({self.labeller.column: None}, [""])
+                if prompt.text.strip():
+                    label = next(labels)
+                    answer = Answered(label.columns, [label.shown])
+                answered.append((prompt, answer))
+            yield answered
+
+    def notes(self) -> list[str]:
+        """What the user should know in the end."""
+        return self.cut.notes()
+
+
+def _windows(prompts: Iterable[Prompt], rows: int, source: str | None) -> Iterator[list[Prompt]]:
+    """Prompts in lists of so many, or fewer where they and their columns are large; one by one as they are typed."""
+    window = list[Prompt]()
+    size = 0
+    for prompt in prompts:
+        window.append(prompt)
+        size += prompt.num_bytes()
+        if len(window) == rows or size >= WAITING_BYTES or source == STANDARD_INPUT:
+            yield window
+            window = []
+            size = 0
+    if window:
+        yield window
+
+
+class Encoder:
+    """Turns prompts into the model's input, and counts those that are too long.
+
+    Args:
+        longest: most tokens of a prompt, with end of text.
+        splits: whether a prompt is answered in parts, each of which is short enough.
+    """
+
+    def __init__(self, trained: LoadedModel, longest: int, splits: bool) -> None:
+        self.trained = trained
+        self.splits = splits
+        self.cut = CutPrompts(longest)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of the prompt in the model's template, with the end token; those behind `max_seq_len` are left out."""
-        longest = self.config.data.max_seq_len
+        """Token ids of the prompt in the model's template, with the end token; those behind `longest` are left out."""
         template = self.trained.template
         text = template.prompt(prompt.turns)
         (encoded,) = self.trained.tokenizer.encode_prompts([text], is_chat=bool(template.jinja))
-        ids = encoded.tolist()
-        if self.config.generate.split_prompts and len(prompt.turns) == 1:
-            return [*ids, self.trained.tokenizer.eos_id]  # its parts are short enough
-        if len(ids) >= longest:
-            self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
-        return [*ids[: longest - 1], self.trained.tokenizer.eos_id]
+        ids: list[int] = encoded.tolist()
+        if len(ids) >= self.cut.longest and not (self.splits and len(prompt.turns) == 1):
+            self.cut.add(prompt.place)
+            ids = ids[: self.cut.longest - 1]
+        return [*ids, self.trained.tokenizer.eos_id]
 
 
-def check_input(given: str) -> bool:
+def check_input(source: str) -> bool:
     """Whether the input names files; else it is a text or stands for standard input.
 
     Raises:
         UserError: it can only be meant as a file, and there is none.
     """
-    if given == STANDARD_INPUT:
-        return False
-    if is_file(given):
-        return bool(find(given, "--input"))
-    # one word with the ending of a file can only be meant as one
-    if len(given.split()) == 1 and PurePath(given.strip()).suffix.lower() in KIND_BY_SUFFIX:
+    if is_file(source):
+        return bool(find(source, "--input"))
+    # One word with the ending of a file can only be meant as one.
+    if len(source.split()) == 1 and PurePath(source.strip()).suffix.lower() in KIND_BY_SUFFIX:
         raise UserError(
-            say('--input = {given}, no such file; give a file that exists, or a text (--input="Hello")', given=given)
+            say('--input = {given}, no such file; give a file that exists, or a text (--input="Hello")', given=source)
         )
     return False
 
 
 def prompts_of(
-    data: Sequence[DataConfig], given: str, bad_rows: BadRows, max_bytes: int, keeps: Sequence[str] | None
+    data: Sequence[DataConfig], source: str, bad_rows: BadRows, max_bytes: int, keeps: Sequence[str] | None
 ) -> Iterator[Prompt]:
     """The prompts of a file, the lines of standard input, or the text itself where no such file exists.
 
     Args:
-        given: which `check_input` has let pass. max_bytes: as of `prompts_in_child`. data, keeps: as of `read_prompts`.
+        source: which `check_input` has let pass. max_bytes: as of `prompts_in_child`. data, keeps: as of `read_prompts`.
     """
-    if given == STANDARD_INPUT:
+    if source == STANDARD_INPUT:
         return _typed(sys.stdin, bad_rows)
-    if not is_file(given):
-        return iter([Prompt(TYPED, given, {PROMPT: given})])
-    return prompts_in_child(find(given, "--input"), data, bad_rows, max_bytes, keeps)
+    if not is_file(source):
+        return iter([Prompt(TYPED, source, {PROMPT: source})])
+    return prompts_in_child(find(source, "--input"), data, bad_rows, max_bytes, keeps)
 
 
 def _typed(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:
     """A prompt a line, as they come."""
     try:
         for number, line in enumerate(lines, 1):
-            line.encode("utf8")  # in the locale C, bytes that are not UTF-8 come as halves of surrogate pairs
-            text, place = line.strip(), say("line {number}", number=number)
+            line.encode("utf8")  # In the locale C, bytes that are not UTF-8 come as halves of surrogate pairs.
+            text = line.strip()
+            place = say("line {number}", number=number)
             if not text:
                 bad_rows.note(say("standard input"), place, say("is empty"))
             yield Prompt(say("standard input, {place}", place=place), text, {PROMPT: text})
@@ -345,119 +413,29 @@ def _typed(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:
         raise UserError(say("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale")) from None
 
 
-def is_file(given: str) -> bool:
+def is_file(source: str) -> bool:
     """Whether the input names a file or folder; a long text names none."""
     with suppress(OSError, ValueError):
-        return os.path.exists(given)
+        return source != STANDARD_INPUT and os.path.exists(source)
     return False
 
 
-class Output:
-    """A JSONL file of answers that a second run can continue with; a context while it is written.
-
-    Args:
-        model: it, input and settings must be those that the output was begun with.
-    Raises:
-        UserError: it exists and is complete, belongs to other settings, is what is read, or cannot be written.
-    """
-
-    def __init__(self, config: Config, model: SavedModel, given: str) -> None:
-        self.path = Path(str(config.answer.output))
-        self.marker = self.path.with_name(self.path.name + UNFINISHED)
-        self._identity = _identity(config, model, given)
-        self.rows = 0
-        self._file: TextIO | None = None
-        sources = [source.path for source in find(given, "--input")] if is_file(given) else []
-        if self.path.exists() and any(isinstance(path, Path) and path.samefile(self.path) for path in sources):
-            raise UserError(say("--output = {path}, is a file that is read; choose another one", path=self.path))
-        refuse(check_writable("output", self.path.parent))
-        if self.path.exists() and not config.run.overwrite:
-            self._take_up()
-
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            self._open()  # it is there, also without rows
-        if self._file is not None:
-            self._file.close()
-        if kind is KeyboardInterrupt:
-            told = "interrupted; the same command continues after {rows}"
-            raise KeyboardInterrupt(say(told, rows=counted(self.rows, "row"))) from None
-        if kind is None:  # nothing is missing
-            self.marker.unlink(missing_ok=True)
-
-    def _open(self) -> TextIO:
-        """The file to append to, which is made with its first row: a command that fails before leaves none behind."""
-        if self._file is None:
-            try:
-                if not self.rows:
-                    write_text(self.marker, self._identity + "\n")
-                self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
-            except OSError as error:
-                told = "--output = {path}, cannot be written: {reason}; choose another file"
-                raise UserError(say(told, path=self.path, reason=reason_of(error))) from None
-        return self._file
-
-    def _take_up(self) -> None:
-        """Cut a torn last line off, and count the others; a file without rows is begun anew."""
-        marked = self.marker.is_file()
-        rows, end = _whole_lines(self.path) if marked else (0, 0)
-        if (marked and not rows) or not self.path.stat().st_size:
-            return
-        if not marked or read_text(self.marker).strip() != self._identity:
-            told = "--output = {path}, was begun with another model, input or settings; choose another file, or begin anew with --overwrite=True"
-            if not marked:
-                told = (
-                    "--output = {path}, holds answers already; choose another file, or replace it with --overwrite=True"
-                )
-            raise UserError(say(told, path=self.path))
-        os.truncate(self.path, end)
-        self.rows = rows
-
-    def write(self, prompt: Prompt, answer: dict[str, Any]) -> None:
-        """Append one row: its columns, and those of the answer; what was there under their names is the reference."""
-        main, row = next(iter(answer)), dict[str, Any]()
-        for name, value in prompt.columns.items():
-            if name in answer:
-                name = REFERENCE if name == main and REFERENCE not in prompt.columns else f"{name}_{REFERENCE}"
-            row[name] = value
-        row = {**plain(row), **answer}
-        line = json.dumps(row, ensure_ascii=False)
-        file = self._open()
-        file.write((line if is_encodable(line) else json.dumps(row)) + "\n")
-        file.flush()
-        self.rows += 1
+def refuse_to_replace_input(output: Path, source: str) -> None:
+    """Refuse an output that is one of the files that are read."""
+    files = [found.path for found in find(source, "--input")] if is_file(source) else []
+    if output.exists() and any(isinstance(path, Path) and path.samefile(output) for path in files):
+        raise UserError(say("--output = {path}, is a file that is read; choose another one", path=output))
 
 
-def _whole_lines(path: Path) -> tuple[int, int]:
-    """The lines of a file that have their end, and the bytes of these."""
-    count = end = 0
-    with open_plain(path) as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            count += 1
-            end += len(line)
-    return count, end
-
-
-def read_marks(model: SavedModel, given: str) -> list[Any]:
+def read_marks(model: SavedModel, source: str) -> list[Any]:
     """Marks of the weights, and of what is read, by which another model or input is noticed."""
     files = [path for folder in model.folders for path in sorted(folder.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return [weights, sources_fingerprint(find(given, "--input")) if is_file(given) else given]
+    return [weights, sources_fingerprint(find(source, "--input")) if is_file(source) else source]
 
 
-def _identity(config: Config, model: SavedModel, given: str) -> str:
+def _identity(model: SavedModel, source: str, settings: Sequence[Any]) -> str:
     """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one goes on."""
-    # nobody can read standard input again: such an output is never continued
-    read = read_marks(model, secrets.token_hex(8) if given == STANDARD_INPUT else given)
-    data = config.data
-    settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
-    listed = answer_sources(config, model)
-    answers: list[Any] = [sources_fingerprint(listed), data.response_column] if listed else []
-    answers += [config.answer.num_answers] if config.answer.num_answers > 1 else []
-    answers += [data.prepare_text] if data.prepare_text != "none" else []
-    return fingerprint([FORMAT, *read, settings, [data.prompt_column, data.text_column], *answers])
+    # Nobody can read standard input again: such an output is never continued.
+    marks = read_marks(model, secrets.token_hex(8) if source == STANDARD_INPUT else source)
+    return fingerprint([FORMAT, *marks, *settings])

@@ -6,43 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
-from commands.text_reader import TextReader, text_settings
+from commands.text_reader import TextReader
 from data.prepare.encode import TextEncoder
 from engine.micro_batches import to_micro_batch
-from language import say
 from memory.answers import AnswerBatch
-from settings.declared import Config
-from settings.errors import refuse
+from settings.declared import DataConfig
 from settings.fields import AUTO
 from settings.tasks import task_for
 from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs
 from training.loaded_model import LoadedModel
-from training.saved_model import SavedModel
 
-SETTINGS_OF_PROMPTS = ("num_answers", "prompt_template", "source_prefix")
 LEAST_TEXT = AnswerBatch(1, 512, 1)  # That the memory has to hold at least.
-
-
-def labelling_settings(config: Config, model: SavedModel) -> Config:
-    """Config for texts as the model was trained on them.
-
-    Raises:
-        UserError: settings are named that are for models that write text.
-    """
-    values = config.as_dict()
-    defaults = Config().as_dict()
-    problems = [
-        say(
-            "--{name} = {value}, is for models that write text, and this one gives labels; omit it",
-            name=name,
-            value=values[name],
-        )
-        for name in (*vars(config.generate), *SETTINGS_OF_PROMPTS)
-        # A file may be what a run has saved, which names all settings; a line edited in `config.py` is for all models.
-        if config.typed(name) and values[name] != defaults[name]
-    ]
-    refuse(problems)
-    return config.with_saved(text_settings(model, "text_column"))
 
 
 @dataclass
@@ -56,15 +30,14 @@ class Labeller(TextReader):
         self.task = cast(LabelOutputs, task_for(AUTO, self.trained.held.shape.head))
 
     @classmethod
-    def of(cls, trained: LoadedModel, config: Config) -> Labeller:
-        """By the settings."""
-        requested = config.answer.generate_batch_size
-        return cls(
-            trained,
-            TextEncoder(trained.tokenizer, config.data.prepare_text),
-            config.data.max_seq_len,
-            rows=None if requested == AUTO else int(requested),
-        )
+    def of(cls, trained: LoadedModel, data: DataConfig, rows: int | str) -> Labeller:
+        """Reads texts as the settings say.
+
+        Args:
+            rows: the setting `generate_batch_size`.
+        """
+        encoder = TextEncoder(trained.tokenizer, data.prepare_text)
+        return cls(trained, encoder, data.max_seq_len, rows=None if rows == AUTO else int(rows))
 
     def __call__(self, texts: Sequence[str]) -> list[LabelAnswer]:
         """What the model says of texts, in their order.
@@ -79,9 +52,13 @@ class Labeller(TextReader):
         """The first column of an answer."""
         return self.task.column(self.trained.held.shape.label_names)
 
-    def encode(self, text: str) -> EncodedText:
-        """Token ids of a text, and where its words or letters are."""
-        return self.task.encode(text, self.encoder, self.longest)
+    def encode(self, text: str, words: int | None = None) -> EncodedText:
+        """Token ids of a text, and where its words or letters are.
+
+        Args:
+            words: how many words the text was joined of; None: it is a text.
+        """
+        return self.task.encode(text, self.encoder, self.longest, words)
 
     def answers(self, texts: Sequence[EncodedText]) -> list[LabelAnswer]:
         """What the model says of encoded texts; raises as a call."""

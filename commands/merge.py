@@ -56,7 +56,7 @@ def open_adapted(folders: SavedModel) -> T5:
 
 
 @contextmanager
-def converting(config: Config, shape: T5ModelConfig, stored: torch.dtype, beside: int) -> Iterator[None]:
+def converting(memory_budget: int | str, shape: T5ModelConfig, stored: torch.dtype, beside: int) -> Iterator[None]:
     """Hold a model as it is stored, and something beside it, inside the budget until the context ends.
 
     Args:
@@ -66,7 +66,7 @@ def converting(config: Config, shape: T5ModelConfig, stored: torch.dtype, beside
     """
     tune_malloc("fast")
     device = devices.pick("cpu")
-    budget = measure_budget(config.memory.memory_budget, device)
+    budget = measure_budget(memory_budget, device)
     counts = weight_counts(shape)
     widened = 4 * max(counts["encoder"], counts["decoder"]) if stored != torch.float32 else 0
     held = HeldModel.of(shape, name_of(stored), "float32", bytes_before(budget))
@@ -94,7 +94,7 @@ def merge(config: Config) -> float:
     home = folders.base
     shape = read_config(home)
     matrix = max(shape.d_model * max(shape.d_ff, inner_width(shape)), 1)
-    with converting(config, shape, hf_format.stored_dtype(home), 2 * 4 * matrix):
+    with converting(config.memory.memory_budget, shape, hf_format.stored_dtype(home), 2 * 4 * matrix):
         model = open_adapted(folders)
         before = probe_logits(model)
         merge_adapters(model)

@@ -184,7 +184,7 @@ def names_not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 def check_output(file: Path, overwrite: bool) -> None:
     """Refuse a file that exists and may not be replaced, or that cannot be written."""
-    if file.exists() and not overwrite:
+    if file.exists() and file.stat().st_size and not overwrite:
         raise UserError(
             "--output = {path}, is there already; choose another file, or replace it with --overwrite=True", path=file
         )

@@ -9,7 +9,6 @@ import json
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,13 @@ from devices.environment import may_have_gpu, prepare_environment
 from language import english, join, say
 from memory.advice import Alternative, what_else
 from memory.estimate.disk import disk_need, free_bytes, too_full
-from memory.estimate.workload import Machine
 from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan, RungOutcome, outcomes
 from memory.step_settings import StepSettings
 from memory.weights_in import weights_folder
 from model.shapes import weight_counts
 from settings.alternatives import with_changes
-from settings.declared import Config
+from settings.declared import Config, DataConfig, T5ModelConfig
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
@@ -60,6 +58,22 @@ MOST_CHANGES = 3
 SHOWN_ROWS = 2
 
 
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run as it would be, and what else could be done.
+
+    Args:
+        modes: the plan of each memory mode; None: it does not fit.
+        changes: of one flag, after which the plan takes less.
+        ladder: what each way to save memory would take.
+    """
+
+    spec: RunSpec
+    modes: dict[str, Plan | None]
+    changes: list[Alternative]
+    ladder: list[RungOutcome]
+
+
 def plan(config: Config) -> None:
     """Plan, and print it: as tables, or as JSON for programs; for several targets parted by commas, a JSON list. A run that
     goes on is planned by the settings that it has saved, with the flags over them.
@@ -67,41 +81,42 @@ def plan(config: Config) -> None:
     Raises:
         DoesNotFit: no way fits the budget. UserError: the data or the target is not usable.
     """
-    config, told, done = _with_start(config)
+    is_json = config.plan.json
+    targets = [target.strip() for target in config.plan.target.split(",")]
+    config, notes, done = _with_start(config)
     tree_bytes = 0
     try:
         tree_bytes, of_answers = foreseen_tree(config)
-        told += [of_answers] if of_answers else []
+        notes += [of_answers] * bool(of_answers)
     except UserError:
-        if config.plan.target == AUTO:
-            raise  # else the list may lie where the run will be
-    targets = config.plan.target.split(",")
-    if config.plan.json and len(targets) > 1:
-        answers = list[dict[str, Any]]()
-        for target in targets:
-            asked = with_changes(config, target=target.strip())
-            try:
-                answers.append(_as_json(asked, _found(asked, done, tree_bytes), told))
-            except UserError as error:
-                problems = [english(problem) for problem in error.problems]
-                answers.append({"problems": problems, "exit_code": error.exit_code})
-        print(json.dumps(answers, indent=1))
-    elif config.plan.json:
-        print(json.dumps(_as_json(config, _found(config, done, tree_bytes), told), indent=1))
-    else:
-        for text in told:
-            print(text)
-        _show_tables(config, _found(config, done, tree_bytes))
+        if targets == [AUTO]:
+            raise  # Else the list may lie where the run will be.
+    answers = list[dict[str, Any]]()
+    for target in targets:
+        try:
+            planned = _planned(config, target, done, tree_bytes)
+        except UserError as error:
+            if not is_json or len(targets) == 1:
+                raise
+            problems = [english(problem) for problem in error.problems]
+            answers.append({"problems": problems, "exit_code": error.exit_code})
+            continue
+        if is_json:
+            answers.append({**_as_json(planned), "start": notes})
+        else:
+            _show_tables(planned, target, notes)
+    if is_json:
+        print(json.dumps(answers if len(targets) > 1 else answers[0], indent=1))
 
 
 def _with_start(config: Config) -> tuple[Config, list[str], int]:
-    """The settings as the run would have them when its data is looked at, what is told of what it starts from, and how many steps
-    it has done.
+    """The settings as the run would have them when its data is looked at, notes on what it starts from, and how many steps it has
+    done.
 
     Raises:
         UserError: what was named is not there, and no --model_preset says what it is like.
     """
-    run, train = ResolvedRun(config), config.train
+    run = ResolvedRun(config)
     if goes_on(config):
         run.resumed_dir = find_run_to_resume(config.run.output_dir, config.run.run_name)
         run.config = replace(resumed_config(config, run.resumed_dir), plan=config.plan)
@@ -110,251 +125,213 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
     try:
         find_base(run, reads_weights=False)
     except UserError as error:
-        needs_base = config.task.needs_base or train.is_finetune or train.finetune_from not in (AUTO, None)
-        if run.resumed_dir or not needs_base or not (config.task.needs_base or config.given("model_preset")):
+        needs_base = config.task.needs_base
+        names_base = config.train.is_finetune or config.train.finetune_from not in (AUTO, None)
+        if run.resumed_dir or not (needs_base or (names_base and config.given("model_preset"))):
             raise
-        assumed = say(
-            "{reason}; planned for --model_preset={model_preset}",
-            reason=error.problems[0].splitlines()[0],
-            model_preset=config.model_preset,
+        reason = error.problems[0].splitlines()[0]
+        text = say(
+            "{reason}; planned for --model_preset={model_preset}", reason=reason, model_preset=config.model_preset
         )
-        return config, [assumed], 0
+        return config, [text], 0
     if run.resumed_dir is not None and run.base is not None and run.is_resumed:
         done = step_of(run.base)
         return run.config, [say("{run} continues after step {step}", run=run.resumed_dir.name, step=done)], done
-    if run.base is None and fits_table(run.config):
-        run.config = _with_table(run.config)
-    return run.config, run.told or [say("starting from {model}", model=run.base)] * (run.base is not None), 0
-
-
-def _with_table(config: Config) -> Config:
-    """The settings with a table of embeddings that fits the data, where they are prepared or a look at them tells its size."""
+    if run.base is not None:
+        return run.config, run.told or [say("starting from {model}", model=run.base)], 0
     tokens = 0
-    if config.data.train_file is not None:
-        with suppress(UserError, NotMade):  # said where the rows are looked at
-            if (data := look(config, find_prepared, config)) is not None:
+    if run.config.data.train_file is not None and fits_table(run.config):
+        with suppress(UserError, NotMade):  # What is wrong is said where the rows are looked at.
+            data = look(run.config, find_prepared, run.config)
+            if data is not None:
                 tokens = Tokenizer.load(data.tokenizer_dir).size
-            elif (sample := look(config, estimate_lengths, config)) is not None:
+            elif (sample := look(run.config, estimate_lengths, run.config)) is not None:
                 tokens = sample.vocabulary
-    return config.changed(vocab_size=rows_for(tokens)) if tokens else config
+    return with_changes(run.config, vocab_size=rows_for(tokens)) if tokens else run.config, run.told, 0
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A run as it would be, and what else could be done."""
+def _planned(config: Config, target: str, done: int, tree_bytes: int) -> PlannedRun:
+    """The plan of a run on the machine that is named, or on this one with the device that `train` would take.
 
-    spec: RunSpec
-    modes: dict[str, Plan | None]
-    changes: list[Alternative]
-    ladder: list[RungOutcome]
-
-    @property
-    def plan(self) -> Plan:
-        return self.spec.plan
-
-
-def _machine(config: Config) -> Machine:
-    """The machine that is named, or this one with the device that `train` would take.
-
+    Args:
+        done: steps so far. tree_bytes: of the list that answers come from.
     Raises:
-        UserError: the machine or the device is not there.
+        DoesNotFit: no way fits the budget. UserError: the machine or the device is not there, or the data are not usable.
     """
-    target, budget = config.plan.target, config.memory.memory_budget
-    if target != AUTO:
-        return target_machine(target, budget)
-    here = this_machine(budget, config.run.num_threads, weights_folder(config.memory, config.run))
-    if config.run.device == "cpu" or (config.run.device == AUTO and not may_have_gpu()):
-        return here
-    try:
-        machine: Machine = call(MACHINE, config, setup=prepare_environment, is_quiet=True)
-    except ChildDied as death:
-        print(say("planned for the CPU, as torch does not start: {error}", error=str(death)), file=sys.stderr)
-        return here
-    return machine if machine.device else here
-
-
-def _found(config: Config, done: int, tree_bytes: int) -> _Found:
-    machine = with_libraries(_machine(config), config.metrics)
-    machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes) if machine.base_bytes else machine
+    budget = config.memory.memory_budget
+    if target == AUTO:
+        machine = this_machine(budget, config.run.num_threads, weights_folder(config.memory, config.run))
+        if config.run.device != "cpu" and (config.run.device != AUTO or may_have_gpu()):
+            try:
+                machine = call(MACHINE, config, setup=prepare_environment, is_quiet=True)
+            except ChildDied as death:
+                print(say("planned for the CPU, as torch does not start: {error}", error=str(death)), file=sys.stderr)
+    else:
+        machine = target_machine(target, budget)
+    machine = with_libraries(machine, config.metrics)
+    if machine.base_bytes:
+        machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes)
     rows = Rows.known(config, machine)
     try:
         spec = _counted(resolve(config, machine, rows, done=done))
     except DoesNotFit as error:
-        raise DoesNotFit(*error.problems, *_assumed(rows, config)) from None
-    plan_of = partial(_plan_of, spec)
-    modes = dict[str, Plan | None]()
+        raise DoesNotFit(*error.problems, *_assumed(rows, config.data)) from None
+
+    def plan_of(other: Config) -> Plan:
+        limit = other.memory.memory_budget
+        here = machine if limit == AUTO else replace(machine, budget_bytes=min(machine.budget_bytes, int(limit)))
+        is_same = other.data == config.data and other.train.effective_batch_size == config.train.effective_batch_size
+        its_rows = spec.rows
+        if its_rows.sample is not None:
+            its_rows = Rows.of_sample(other, here, its_rows.sample)
+        elif its_rows.lengths is None or not is_same:
+            its_rows = Rows.known(other, here)
+        return resolve(other, here, its_rows).plan
+
+    modes: dict[str, Plan | None] = dict.fromkeys(MODES)
     for mode in MODES:
-        try:
-            modes[mode] = plan_of(with_changes(spec.asked, memory_mode=mode))
-        except UserError:  # It does not fit, or a setting that is asked for is not possible there.
-            modes[mode] = None
+        with suppress(UserError):  # It does not fit, or a setting that is asked for is not possible there.
+            modes[mode] = plan_of(with_changes(config, memory_mode=mode))
     changes = what_else(config, spec.plan, plan_of, MOST_CHANGES)
-    return _Found(spec, modes, changes, outcomes(StepSettings.of(spec.asked), spec.work, spec.machine, spec.plan))
+    return PlannedRun(spec, modes, changes, outcomes(StepSettings.of(config), spec.work, machine, spec.plan))
 
 
-def _assumed(rows: Rows, config: Config) -> list[str]:
+def _assumed(rows: Rows, data: DataConfig) -> list[str]:
+    """On which rows a plan rests, where they are not prepared."""
     if rows.sample is not None:
-        return [
-            say(
-                (
-                    "lengths are estimated from {sample}, with a margin; `train` plans again from all prepared rows before "
-                    "step 1"
-                ),
-                sample=rows.sample.describe(),
-            )
-        ]
-    if rows.lengths is not None or config.data.train_file is None or task_named(rows.objective).is_windowed:
+        text = "lengths are estimated from {sample}, with a margin; `train` plans again from all prepared rows before step 1"
+        return [say(text, sample=rows.sample.describe())]
+    if rows.lengths is not None or data.train_file is None or task_named(rows.objective).is_windowed:
         return []
-    return [
-        say(
-            "data is not prepared yet, so rows are assumed to be as long as --max_seq_len={source} and "
-            "--max_target_len={target} allow; after `prepare` with the same flags the plan uses their real lengths",
-            source=config.data.max_seq_len, target=config.data.max_target_len,
-        )
-    ]  # fmt: skip
-
-
-def _at_most(spec: RunSpec) -> list[str]:
-    """What rows would take that are all as long as the settings allow, where the plan rests on a sample."""
-    if spec.rows.sample is None:
-        return []
-    try:
-        peak = resolve(spec.asked, spec.machine, Rows.as_set(spec.asked)).plan.peak_bytes
-    except UserError:
-        return [
-            say(
-                "it fits with these lengths; it would not if all rows were as long as --max_seq_len and --max_target_len "
-                "allow, and `train` would say so"
-            )
-        ]
-    longest = "{peak} if all rows were as long as --max_seq_len and --max_target_len allow"
-    return [say(longest, peak=format_size(peak))]
+    text = (
+        "data is not prepared yet, so rows are assumed to be as long as --max_seq_len={source} and "
+        "--max_target_len={target} allow; after `prepare` with the same flags the plan uses their real lengths"
+    )
+    return [say(text, source=data.max_seq_len, target=data.max_target_len)]
 
 
 def _counted(spec: RunSpec) -> RunSpec:
-    """The run with about as many rows as its files hold, where nothing is prepared and no steps are named."""
-    remarks = [*_assumed(spec.rows, spec.asked), *_at_most(spec)]
-    told = "time: for about {rows} ({steps}) with the lengths of the sample; exact once the data is prepared"
-    count = 0 if spec.rows.sample is None or spec.asked.train.max_steps != AUTO else spec.rows.sample.about_rows
-    if spec.steps is None and (count := _about_rows(spec.asked)):
-        spec = resolve(spec.asked, spec.machine, replace(spec.rows, count=count), done=spec.done)
-        told = "time: for about {rows} ({steps}) of maximum length; exact once the data is prepared"
+    """The run with about as many rows as its files hold, where nothing is prepared and no steps are named, and remarks on that."""
+    config = spec.asked
+    remarks = _assumed(spec.rows, config.data)
+    count = 0
+    text = "time: for about {rows} ({steps}) with the lengths of the sample; exact once the data is prepared"
+    if spec.rows.sample is not None:
+        count = 0 if config.train.max_steps != AUTO else spec.rows.sample.about_rows
+        try:
+            peak = format_size(resolve(config, spec.machine, Rows.as_set(config)).plan.peak_bytes)
+            remarks.append(
+                say("{peak} if all rows were as long as --max_seq_len and --max_target_len allow", peak=peak)
+            )
+        except UserError:
+            remarks.append(
+                say(
+                    "it fits with these lengths; it would not if all rows were as long as --max_seq_len and "
+                    "--max_target_len allow, and `train` would say so"
+                )
+            )
+    elif spec.steps is None and config.data.train_file is not None:
+        text = "time: for about {rows} ({steps}) of maximum length; exact once the data is prepared"
+        with suppress(UserError, OSError):
+            data = look(config, find_training_data, config, only_if_made)
+            if data.task.is_windowed:
+                count = about_tokens(data.sources) // lengths_of(config.data, data.objective).raw_tokens
+            else:
+                count = look(config, about_rows, data.sources)
+            count = max(1, min(count, config.data.max_samples or count))
+            spec = resolve(config, spec.machine, replace(spec.rows, count=count), done=spec.done)
     if count:
-        steps = counted(spec.counted.max_steps, "step")
-        remarks.append(say(told, rows=counted(count, "row"), steps=steps))
+        remarks.append(say(text, rows=counted(count, "row"), steps=counted(spec.counted.max_steps, "step")))
     return replace(spec, plan=replace(spec.plan, reasons=(*spec.plan.reasons, *remarks)))
 
 
-def _plan_of(spec: RunSpec, config: Config) -> Plan:
-    asked = config.memory.memory_budget
-    machine = spec.machine
-    if asked != AUTO:
-        machine = replace(machine, budget_bytes=min(machine.budget_bytes, int(asked)))
-    rows = spec.rows
-    is_known = rows.lengths is not None and config.data == spec.asked.data
-    if rows.sample is not None:
-        rows = Rows.of_sample(config, machine, rows.sample)
-    elif not is_known or config.train.effective_batch_size != spec.asked.train.effective_batch_size:
-        rows = Rows.known(config, machine)
-    return resolve(config, machine, rows).plan
-
-
-def _as_json(config: Config, found: _Found, told: list[str]) -> dict[str, Any]:
-    modes = {mode: None if one is None else asdict(one) for mode, one in found.modes.items()}
+def _as_json(planned: PlannedRun) -> dict[str, Any]:
+    chosen = planned.spec.plan
     return {
-        "plan": found.plan.as_dict(), "start": told, "modes": modes, "ladder": [_rung_as_json(one) for one in found.ladder],
-        "alternatives": [asdict(one) for one in [Alternative.of("planned", found.plan), *found.changes]],
-        "changes": [asdict(change) for change in found.changes], "machine": asdict(found.spec.machine),
-        "disk": disk_need(config, found.plan.choice.storage, found.plan.choice, found.plan.seconds).as_dict(),
-    }  # fmt: skip
+        "plan": chosen.as_dict(),
+        "modes": {mode: None if one is None else asdict(one) for mode, one in planned.modes.items()},
+        "ladder": [{**asdict(rung), "name": english(rung.name)} for rung in planned.ladder],
+        "alternatives": [asdict(one) for one in [Alternative.of("planned", chosen), *planned.changes]],
+        "changes": [asdict(change) for change in planned.changes],
+        "machine": asdict(planned.spec.machine),
+        "disk": disk_need(planned.spec.asked, chosen.choice.storage, chosen.choice, chosen.seconds).as_dict(),
+    }
 
 
-def _rung_as_json(outcome: RungOutcome) -> dict[str, Any]:
-    return {**asdict(outcome), "name": english(outcome.name)}
-
-
-def _ladder_row(outcome: RungOutcome) -> tuple[str, str, str, str]:
-    """The mark of the chosen rung, its name, the predicted peak, and the time of a step."""
-    mark = ">" if outcome.is_chosen else " "
-    time = say("{step} per step", step=_step(outcome.seconds))
-    return mark, outcome.name, format_size(outcome.peak_bytes), time if outcome.fits else say("does not fit")
-
-
-def _show_tables(config: Config, found: _Found) -> None:
-    chosen, progress = found.plan, Progress(1)
-    where = found.spec.machine.device or say("this machine") if config.plan.target == AUTO else config.plan.target
-    rows = found.spec.rows
+def _show_tables(planned: PlannedRun, target: str, notes: list[str]) -> None:
+    progress = Progress(1)
+    for note in notes:
+        progress.note(note)
+    spec = planned.spec
+    config = spec.asked
+    chosen = spec.plan
     what = say(
         "{model} on {machine}, {source} + {target} tokens ({objective})",
-        model=_named(config), machine=where, source=rows.source_tokens, target=rows.target_tokens, objective=rows.objective,
-    )  # fmt: skip
+        model=_named(config.model_preset, config.model),
+        machine=(spec.machine.device or say("this machine")) if target == AUTO else target,
+        source=spec.rows.source_tokens,
+        target=spec.rows.target_tokens,
+        objective=spec.rows.objective,
+    )
     title = say("fits: {what}", what=what)
     need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
     disk = need.describe()
-    if config.plan.target == AUTO:  # what stands against it on this machine
-        problems, notes = too_full(need, config.run.output_dir)
+    if target == AUTO:  # What stands against it on this machine.
+        problems, remarks = too_full(need, config.run.output_dir)
         if problems:
             title = say("does not fit on the disk: {what}", what=what)
         free = say("{need}; {size} free", need=disk, size=format_size(free_bytes(config.run.output_dir)))
-        disk = join("; ", [*problems, *notes]) if problems or notes else free
-    reopens = reopens_files(config, found.spec.machine.available_bytes)
-    first, *told = plan_rows(chosen, weight_counts(config.model)["total"], reopens, disk)
+        disk = join("; ", [*problems, *remarks] or [free])
+    reopens = reopens_files(config, spec.machine.available_bytes)
+    first, *others = plan_rows(chosen, weight_counts(config.model)["total"], reopens, disk)
     if chosen.seconds_total is None:
         untimed = say(
             "{thousand} for 1,000 steps (add --train_file or --max_steps for your run's total)",
             thousand=duration(1000 * chosen.seconds),
-        )  # fmt: skip
-        told = [(say("time"), untimed), *told]
-    progress.table(title, [first, *told])
+        )
+        others.insert(0, (say("time"), untimed))
+    progress.table(title, [first, *others])
     progress.table(say("parts of the peak"), parts_rows(chosen))
     progress.table(say("peak by phase"), [(say(phase), format_size(size)) for phase, size in chosen.phases.items()])
-    modes = [
-        (f"--memory_mode={mode}", say("does not fit"), "") if one is None
-        else (f"--memory_mode={mode}", format_size(one.peak_bytes), _speed(chosen, one.seconds))
-        for mode, one in found.modes.items()
-    ]  # fmt: skip
-    progress.table(
-        say("ladder: the first rung that fits is taken, unless one below it is over 5% faster"),
-        [_ladder_row(one) for one in found.ladder],
-    )
+    ladder = list[tuple[str, str, str, str]]()
+    for rung in planned.ladder:
+        mark = ">" if rung.is_chosen else " "
+        time = say("{step} per step", step=_step(rung.seconds)) if rung.fits else say("does not fit")
+        ladder.append((mark, rung.name, format_size(rung.peak_bytes), time))
+    progress.table(say("ladder: the first rung that fits is taken, unless one below it is over 5% faster"), ladder)
+    modes = list[tuple[str, str, str]]()
+    for mode, one in planned.modes.items():
+        row: tuple[str, str] = (say("does not fit"), "")
+        if one is not None:
+            row = (format_size(one.peak_bytes), _speed(chosen, one.seconds))
+        modes.append((f"--memory_mode={mode}", *row))
     progress.table(say("memory modes"), modes)
     changes = list[tuple[str, str, str]]()
-    for change in found.changes:
-        saves, speed_told = format_size(chosen.peak_bytes - change.peak_bytes), _speed(chosen, change.seconds)
-        peak = format_size(change.peak_bytes)
-        changes.append((f"--{change.label}", peak, say("{size} less, {speed}", size=saves, speed=speed_told)))
+    for change in planned.changes:
+        less = format_size(chosen.peak_bytes - change.peak_bytes)
+        gain = say("{size} less, {speed}", size=less, speed=_speed(chosen, change.seconds))
+        changes.append((f"--{change.label}", format_size(change.peak_bytes), gain))
     if changes:
         progress.table(say("to use less memory"), changes)
-    if seen := _rows(config):
-        progress.table(say("examples exactly as the model receives them"), seen)
+    if examples := _examples(spec):
+        progress.table(say("examples exactly as the model receives them"), examples)
 
 
-def _about_rows(config: Config) -> int:
-    """Rows that the files give, or windows of their text; 0 where there are no files, or nobody can tell."""
-    if config.data.train_file is None:
-        return 0
-    with suppress(UserError, OSError):
-        data = look(config, find_training_data, config, only_if_made)
-        if data.task.is_windowed:
-            rows = about_tokens(data.sources) // lengths_of(config.data, data.objective).raw_tokens
-        else:
-            rows = look(config, about_rows, data.sources)
-        return max(1, min(rows, config.data.max_samples or rows))
-    return 0
-
-
-def _named(config: Config) -> str:
-    shape = config.model
-    given = model_presets().get(config.model_preset, {})
-    if all(getattr(shape, name) == value for name, value in given.items()):
-        return config.model_preset
+def _named(preset: str, shape: T5ModelConfig) -> str:
+    if all(getattr(shape, name) == value for name, value in model_presets().get(preset, {}).items()):
+        return preset
     return say(
         "d_model {width}, {encoder} + {decoder} blocks, vocabulary {tokens}",
-        width=shape.d_model, encoder=shape.num_layers, decoder=shape.num_decoder_layers, tokens=f"{shape.vocab_size:,}",
-    )  # fmt: skip
+        width=shape.d_model,
+        encoder=shape.num_layers,
+        decoder=shape.num_decoder_layers,
+        tokens=f"{shape.vocab_size:,}",
+    )
 
 
-def _rows(config: Config) -> Table:
+def _examples(spec: RunSpec) -> Table:
+    """The first rows as the model receives them, where the files are here and nothing has to be trained or prepared for that."""
+    config = spec.asked
     if config.data.train_file is None:
         return []
     with suppress(UserError):
@@ -363,16 +340,15 @@ def _rows(config: Config) -> Table:
             loader = StepLoader(prepared.train_dir, prepared.objective, config)
             tokenizer = Tokenizer.load(prepared.tokenizer_dir)
             return table_of_shards(config, prepared, loader, tokenizer, SHOWN_ROWS)
-        known = config.data.tokenizer_dir != AUTO
-        worded = None if known else Path(config.data.cache_dir)
-        return look(config, table_of_files, config, SHOWN_ROWS, only_if_made, worded)[1]
+        template_folder = Path(config.data.cache_dir) if config.data.tokenizer_dir == AUTO else None
+        return look(config, table_of_files, config, SHOWN_ROWS, only_if_made, template_folder)[1]
     return []
 
 
 def _speed(chosen: Plan, seconds: float) -> str:
     """Steps beside those of the plan; where rows or tokens are fewer, a step is less work."""
-    told = "{share} of the planned speed, about {step} per step"
-    return say(told, share=f"{chosen.seconds / seconds:.0%}", step=_step(seconds))
+    text = "{share} of the planned speed, about {step} per step"
+    return say(text, share=f"{chosen.seconds / seconds:.0%}", step=_step(seconds))
 
 
 def _step(seconds: float) -> str:

@@ -31,15 +31,22 @@ COUNT_NAMES = {
 
 
 def prepare(config: Config) -> None:
-    """Write token shards and tell what became of the rows.
+    """Write token shards and tell what became of the rows; or with `preview` show examples as the model receives them.
 
     Raises:
         UserError: the data, the tokenizer or a folder is not usable.
     Memory:
         a few hundred MB at any size of the data.
     """
-    if config.prepare.preview:
-        _preview(config)
+    if config.prepare.preview:  # Writes no shards, and at most a tokenizer into the cache.
+        training_data, table = look(config, table_of_files, config, config.prepare.preview)
+        if training_data.shards is not None:
+            prepared = data.prepare.preparing.prepare(config)
+            loader = StepLoader(prepared.train_dir, prepared.objective, config)
+            tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+            table = table_of_shards(config, prepared, loader, tokenizer, config.prepare.preview)
+        heading = say("examples exactly as the model receives them ({objective})", objective=training_data.objective)
+        Progress(1).table(heading, table)
         return
     prepared = data.prepare.preparing.in_child(data.prepare.preparing.prepare, config)
     task = prepared.task
@@ -69,15 +76,3 @@ def _lengths_in_words(facts: LengthFacts) -> str:
     if facts["longest_uncut"] > facts["longest"]:
         return say("mean {mean}, longest {longest} (uncut {longest_uncut})", **known)
     return say("mean {mean}, longest {longest}", **known)
-
-
-def _preview(config: Config) -> None:
-    """Show examples as the model receives them; writes no shards, and at most a tokenizer into the cache."""
-    training_data, table = look(config, table_of_files, config, config.prepare.preview)
-    if training_data.shards is not None:
-        prepared = data.prepare.preparing.prepare(config)
-        loader = StepLoader(prepared.train_dir, prepared.objective, config)
-        tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-        table = table_of_shards(config, prepared, loader, tokenizer, config.prepare.preview)
-    title = say("examples exactly as the model receives them ({objective})", objective=training_data.objective)
-    Progress(1).table(title, table)

@@ -72,11 +72,11 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     budget = measure_budget(settings.memory.memory_budget, devices.pick("cpu"))
     held = HeldModel.of(shape, name_of(stored), "float32", bytes_before(budget))
     rows_at_once = rows_to_measure(held, budget.limit(), requested, EVALUATION_BATCH, loader.longest)
-    with converting(settings, shape, stored, 0):
+    with converting(settings.memory.memory_budget, shape, stored, 0):
         model = open_adapted(folders)
         merge_adapters(model)
         refuse_not_finite(model, *folders.folders)
-        before = _measure(model, settings, loader, rows_at_once)
+        before = _measure(model, settings.train.eval_rows, loader, rows_at_once)
         with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as made:
             quantize_model(model)
             hf_format.save(model, made)
@@ -84,7 +84,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
                 note_origin(made, folders.base)
             copy_companions(folders, made)
             del model
-            after = _measure(hf_format.load(made, torch.int8), settings, loader, rows_at_once)
+            after = _measure(hf_format.load(made, torch.int8), settings.train.eval_rows, loader, rows_at_once)
         rows = min(settings.train.eval_rows, loader.num_rows)
         _show(
             before,
@@ -96,12 +96,12 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
         return before, after
 
 
-def _measure(model: T5, config: Config, loader: StepLoader, rows_at_once: int) -> Measured:
+def _measure(model: T5, rows: int, loader: StepLoader, rows_at_once: int) -> Measured:
     """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
     weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
     objective = None if model.label_head is None else LabelObjective(model.label_head)
     blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, heap=HeapTrimmer("fast"))
-    batches = loader.evaluation_batches(config.train.eval_rows, rows_at_once)
+    batches = loader.evaluation_batches(rows, rows_at_once)
     result = evaluate(blockwise, batches, Group(), torch.device("cpu"))
     return Measured(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from data.prepare.encode import TextEncoder
 from memory.answers import HeldModel, rows_to_measure
-from settings.declared import MOST_TOKENS, Config, DataConfig
+from settings.declared import MOST_TOKENS, DataConfig
 from settings.fields import AUTO
 from training.loaded_model import LoadedModel
 from training.saved_model import SavedModel
@@ -28,12 +28,12 @@ def text_settings(model: SavedModel, *columns: str) -> dict[str, Any]:
     return {"max_seq_len": MOST_TOKENS, **model.settings_of("prepare_text", *columns)}
 
 
-def text_columns(config: Config, model: SavedModel) -> list[DataConfig]:
+def text_columns(data: DataConfig, is_named: bool, model: SavedModel) -> list[DataConfig]:
     """Where texts are looked for, first choice first: in the column that is named, else in those that the model was trained on."""
-    names = [config.data.text_column]
-    if not config.given("text_column"):
+    names = [data.text_column]
+    if not is_named:
         names += [*model.settings_of("prompt_column").values(), DataConfig().text_column]
-    return [replace(config.data, text_column=name, prompt_column=name) for name in dict.fromkeys(names)]
+    return [replace(data, text_column=name, prompt_column=name) for name in dict.fromkeys(names)]
 
 
 @dataclass

@@ -21,6 +21,19 @@ from storage import make_folder, rename, writing
 from training.report.progress import Progress
 
 TOKENIZER_FILE = "tokenizer.json"
+# Settings of the rows that `train` reads like this command; those that are given are repeated in the next command.
+OF_ROWS = (
+    "train_file",
+    "text_column",
+    "label_column",
+    "prepare_text",
+    "prompt_column",
+    "response_column",
+    "messages_column",
+    "objective",
+    "is_finetune",
+    "head",
+)
 
 
 def tokenizer(config: Config) -> None:
@@ -41,47 +54,49 @@ def tokenizer(config: Config) -> None:
             )
         )
     with held_output(folder / TOKENIZER_FILE, "tokenizer_dir"):
-        _train_into(folder, config)
-
-
-def _train_into(folder: Path, config: Config) -> None:
-    data = look(config, find_training_data, config)
-    if data.shards is not None:
-        raise UserError(
-            say(
-                "--train_file = {shards}, holds token shards, no text; give the text they were made from",
-                shards=data.shards,
+        data = look(config, find_training_data, config)
+        if data.shards is not None:
+            raise UserError(
+                say(
+                    "--train_file = {shards}, holds token shards, no text; give the text they were made from",
+                    shards=data.shards,
+                )
             )
-        )
-    show, kind = Progress(1), look(config, tokenizer_type_of, config, data)
-    show.note(say("training a {kind} tokenizer, to be written to {folder}", kind=kind, folder=folder))
-    with writing("cache_dir", config.data.cache_dir):  # where the sample lies that is too large for memory
-        make_folder(Path(config.data.cache_dir))
-    trained = look(config, train_data_tokenizer, config, data)
-    partial = folder / ".tmp"  # inside: the folder may be a disk of its own
-    try:
-        with writing("tokenizer_dir", folder):
+        show, kind = Progress(1), look(config, tokenizer_type_of, config, data)
+        show.note(say("training a {kind} tokenizer, to be written to {folder}", kind=kind, folder=folder))
+        with writing("cache_dir", config.data.cache_dir):  # where the sample lies that is too large for memory
+            make_folder(Path(config.data.cache_dir))
+        trained = look(config, train_data_tokenizer, config, data)
+        partial = folder / ".tmp"  # inside: the folder may be a disk of its own
+        try:
+            with writing("tokenizer_dir", folder):
+                shutil.rmtree(partial, ignore_errors=True)
+                trained.save(partial)
+                if config.data.extra_tokens is not None:
+                    trained.save_extended(read_extra_tokens(config.data.extra_tokens), partial)
+                    trained = Tokenizer.load(partial)
+                (folder / TOKENIZER_FILE).unlink(missing_ok=True)  # else a kill would leave a mixture that looks whole
+                for path in sorted(partial.iterdir(), key=lambda path: path.name == TOKENIZER_FILE):
+                    rename(path, folder / path.name)
+        finally:
             shutil.rmtree(partial, ignore_errors=True)
-            trained.save(partial)
-            if config.data.extra_tokens is not None:
-                trained.save_extended(read_extra_tokens(config.data.extra_tokens), partial)
-                trained = Tokenizer.load(partial)
-            (folder / TOKENIZER_FILE).unlink(missing_ok=True)  # else a kill would leave a mixture that looks whole
-            for path in sorted(partial.iterdir(), key=lambda path: path.name == TOKENIZER_FILE):
-                rename(path, folder / path.name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    source = "" if config.data.train_file is None else f" --train_file={shlex.quote(public(config.data.train_file))}"
-    rows: list[tuple[str, str]] = [
-        (say("folder"), str(folder)),
-        (
-            say("ids"),
-            say("{count}, {sentinels} of them sentinels", count=f"{trained.size:,}", sentinels=trained.num_sentinels),
-        ),
-    ]
-    asked = config.model.vocab_size
-    if trained.size < asked and kind not in ("byte", "letters"):
-        rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{asked:,}")))
-    rows += ((name, str(measured)) for name, measured in look(config, tokenizer_quality, config, data, trained).items())
-    rows.append((say("next"), f"{program()} train{source} --tokenizer_dir={shlex.quote(str(folder))}"))
-    show.table(say("{kind} tokenizer", kind=kind), rows)
+        rows: list[tuple[str, str]] = [
+            (say("folder"), str(folder)),
+            (
+                say("ids"),
+                say(
+                    "{count}, {sentinels} of them sentinels", count=f"{trained.size:,}", sentinels=trained.num_sentinels
+                ),
+            ),
+        ]
+        asked = config.model.vocab_size
+        if trained.size < asked and kind not in ("byte", "letters"):
+            rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{asked:,}")))
+        rows += (
+            (name, str(measured)) for name, measured in look(config, tokenizer_quality, config, data, trained).items()
+        )
+        values = {name: public(str(value)) for name, value in config.as_dict().items() if name in OF_ROWS}
+        words = [f"--{name}={shlex.quote(value)}" for name, value in values.items() if config.typed(name)]
+        words.append(f"--tokenizer_dir={shlex.quote(str(folder))}")
+        rows.append((say("next"), f"{program()} train {' '.join(words)}"))
+        show.table(say("{kind} tokenizer", kind=kind), rows)

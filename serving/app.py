@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from commands.embed import Vectors
+from commands.vector_files import Vectors
 from language import join, say
 from serving.answers import Answer, Refused, Update
 from serving.asking import (

@@ -56,7 +56,7 @@ class Model:
         loaded = self._load("generate", memory_budget)
         rows = (Prompt(str(number), text, {}) for number, text in enumerate(prompts))
         with watched(loaded.monitor):
-            columns = [answer.columns for _, answer in self._answering.answers(rows)]
+            columns = [answer.columns for window in self._answering.windows(rows) for _, answer in window]
         return [row[ANSWER] for row in columns] if isinstance(self._answering, Written) else columns
 
     def embed(self, texts: Sequence[str], memory_budget: str | int | None = None) -> list[NDArray[np.float32]]:
@@ -72,7 +72,8 @@ class Model:
         """
         loaded = self._load("embed", memory_budget)
         with watched(loaded.monitor):
-            return Embedder.of(loaded, self._config)(iter(texts))
+            rows = self._config.train.eval_batch_size_per_gpu
+            return Embedder.of(loaded, self._config.data, rows, self._config.embed.vectors)(iter(texts))
 
     def _load(self, command: str, memory_budget: str | int | None) -> LoadedModel:
         """The model as the command would load it, kept from the last call where that was for the same use."""

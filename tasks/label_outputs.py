@@ -116,11 +116,12 @@ class LabelOutputs(Task):
         """The name of what an answer says first; with `names` of classes, else of numbers."""
         raise NotImplementedError
 
-    def encode(self, text: str, encoder: TextEncoder, longest: int) -> EncodedText:
+    def encode(self, text: str, encoder: TextEncoder, longest: int, words: int | None = None) -> EncodedText:
         """A text as the model was trained on it.
 
         Args:
             longest: most tokens with end of text.
+            words: how many words the text was joined of; None: it is a text.
         """
         raise NotImplementedError
 

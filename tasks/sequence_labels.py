@@ -58,7 +58,7 @@ class SequenceLabels(Labelled, LabelOutputs):
     def column(self, names: Sequence[str]) -> str:
         return "label" if names else "number"
 
-    def encode(self, text: str, encoder: TextEncoder, longest: int) -> EncodedText:
+    def encode(self, text: str, encoder: TextEncoder, longest: int, words: int | None = None) -> EncodedText:
         ids = encoder.beginning(text, longest).tolist()
         return EncodedText([*ids[: longest - 1], encoder.tokenizer.eos_id], is_cut=len(ids) == longest)
 

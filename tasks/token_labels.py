@@ -107,10 +107,10 @@ class TokenLabels(Labelled, LabelOutputs):
     def column(self, names: Sequence[str]) -> str:
         return "labels" if names else "numbers"
 
-    def encode(self, text: str, encoder: TextEncoder, longest: int) -> EncodedText:
+    def encode(self, text: str, encoder: TextEncoder, longest: int, words: int | None = None) -> EncodedText:
         """With the places of its words, or of its letters: those of a protein, or of a single word with a token for each."""
-        ids, places = encoder.with_places(text)
-        if len(places) == 1 < len(text):
+        ids, places = encoder.with_places(text, words)
+        if words is None and len(places) == 1 < len(text):
             with suppress(UserError):  # Where letters share a token, the word has one label.
                 ids, places = encoder.with_places(text, len(text))
         is_cut = len(ids) >= longest

@@ -24,15 +24,15 @@ def advice_for(report: dict[str, Any]) -> list[str]:
         report: as `commands.doctor` makes it.
     """
     machine = report["machine"]
-    advice: list[str] = []
+    advice = [
+        *advice_on_memory(machine["memory"], machine["others"]),
+        *advice_on_cores(machine["system"], report["torch"]),
+    ]
+    advice += [*advice_on_devices(report["devices"], report["torch"]), *advice_on_surroundings(machine)]
     if report["problem"]:
-        advice.append(say("torch cannot be used: {problem}", problem=report["problem"]))
-    advice.extend(advice_on_memory(machine["memory"], machine["others"]))
-    advice.extend(advice_on_cores(machine["system"], report["torch"]))
-    advice.extend(advice_on_devices(report["devices"], report["torch"]))
-    advice.extend(advice_on_surroundings(machine))
+        advice.insert(0, say("torch cannot be used: {problem}", problem=report["problem"]))
     if report["model"]:
-        advice.extend(advice_on_model(report["model"]))
+        advice.extend(advice_on_model(report["model"]["planned"], report["model"]["measured"]))
     return advice
 
 
@@ -44,15 +44,15 @@ def advice_on_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> It
             limit=say(memory["binding"]),
             size=format_size(memory["budget_bytes"]),
         )
+    elif memory["swap_total_bytes"] == 0:
+        yield say(
+            "there is no swap: a process that exceeds the RAM is killed at once; --memory_budget=auto stays below it"
+        )
     if memory["swap_used_bytes"] > SWAP_BYTES:
         yield say(
             "{size} of swap is in use: memory is already short, and swapping makes a run many times slower; close other "
             "programs",
             size=format_size(memory["swap_used_bytes"]),
-        )
-    if memory["swap_total_bytes"] == 0 and memory["binding"] == "available RAM":
-        yield say(
-            "there is no swap: a process that exceeds the RAM is killed at once; --memory_budget=auto stays below it"
         )
     for other in others:
         if other["bytes"] > LARGE_SHARE * memory["total_bytes"]:
@@ -66,9 +66,9 @@ def advice_on_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> It
 
 def advice_on_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[str]:
     cores = system["cores"]
-    quota = system["core_quota"]
+    quota = system["core_quota"] or cores
     threads = torch.get("threads", cores)
-    if quota is not None and threads > quota + 0.5:
+    if threads > quota + 0.5:
         yield say(
             "a CPU quota allows {quota} of {cores} cores, but torch uses {threads} threads: set --num_threads={best}",
             quota=f"{quota:g}",
@@ -83,7 +83,7 @@ def advice_on_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[s
             threads=threads,
             cores=cores,
         )
-    if system["load"] is not None and system["load"] > BUSY_LOAD * cores:
+    if (system["load"] or 0) > BUSY_LOAD * cores:
         yield say(
             "the machine is busy (load {load} on {cores} cores): the speeds above are unreliable; run doctor again when "
             "it is idle",
@@ -93,45 +93,28 @@ def advice_on_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[s
 
 
 def advice_on_devices(devices: list[dict[str, Any]], torch: dict[str, Any]) -> Iterator[str]:
-    available = [device for device in devices if not device["missing"]]
-    if not available:
-        return
-    best = available[0]
-    fp32_rate = best["rates"]["float32"]
-    bf16_rate = best["rates"]["bfloat16"]
-    if best["compute"] == "bfloat16":
-        yield say(
-            "{device} multiplies bf16 {times} times as fast as fp32: mixed_precision=auto computes in bf16",
-            device=best["name"],
-            times=f"{bf16_rate / fp32_rate:.1f}",
-        )
-    elif best["compute"] == "float16":
-        yield say(
-            "{device} has no bf16 and multiplies fp16 {times} times as fast as fp32: mixed_precision=auto computes in "
-            "fp16 with a scaled loss, the residual stream in fp32",
-            device=best["name"],
-            times=f"{best['rates']['float16'] / fp32_rate:.1f}",
-        )
-    else:
-        yield say(
-            "{device} has no fast bf16 units: bf16 takes {times} times as long as fp32, so training computes in fp32; "
-            "--mixed_precision=bf16 still halves the weights by storing them in bf16",
-            device=best["name"],
-            times=f"{max(1.0, fp32_rate / bf16_rate):.0f}",
-        )
-    used_bytes = best["total_bytes"] - best["free_bytes"]
-    if best["is_separate_memory"] and used_bytes > DEVICE_SHARE * best["total_bytes"]:
-        yield say(
-            "other processes use {size} of {device}: end them to give a run that much more",
-            size=format_size(used_bytes),
-            device=best["about"],
-        )
+    for device in devices:
+        if device["missing"]:
+            continue
+        if device["compute"] == "float32":
+            yield say(
+                "{device} has no fast bf16 units, so training computes in fp32; --mixed_precision=bf16 still halves the "
+                "weights by storing them in bf16",
+                device=device["name"],
+            )
+        used_bytes = device["total_bytes"] - device["free_bytes"]
+        if device["is_separate_memory"] and used_bytes > DEVICE_SHARE * device["total_bytes"]:
+            yield say(
+                "other processes use {size} of {device}: end them to give a run that much more",
+                size=format_size(used_bytes),
+                device=device["about"],
+            )
+        break  # A run takes the first device.
     if torch.get("mac") == "rosetta":
         yield say(
             "this Python runs under Rosetta: an arm64 Python and torch would use the GPU and be several times faster"
         )
-    has_no_mps = any("build of torch" in device["missing"] for device in devices)
-    if best["name"] == "cpu" and torch.get("mac") == "apple_silicon" and has_no_mps:
+    if torch.get("mac") == "apple_silicon" and any("build of torch" in device["missing"] for device in devices):
         yield say("this build of torch has no MPS: install torch from PyPI to use the GPU")
 
 
@@ -148,11 +131,6 @@ def advice_on_surroundings(machine: dict[str, Any]) -> Iterator[str]:
             "the disk reads {rate}/s: keep token shards in RAM-backed or faster storage (--cache_dir)",
             rate=format_size(disk["read_rate"]),
         )
-    if not machine["malloc"]["is_glibc"]:
-        yield say(
-            "the allocator is {library}: freed memory cannot be returned, so peaks are slightly above the plan",
-            library=machine["malloc"]["library"],
-        )
     allocator_settings = machine["environment"].get("PYTORCH_CUDA_ALLOC_CONF")
     if allocator_settings is not None and "expandable_segments" not in allocator_settings:
         yield say(
@@ -161,19 +139,16 @@ def advice_on_surroundings(machine: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def advice_on_model(model: dict[str, Any]) -> Iterator[str]:
-    refused = [case for case in model["planned"] if case["outcome"]]
+def advice_on_model(planned: list[dict[str, Any]], measured: dict[str, Any] | None) -> Iterator[str]:
+    refused = [join(" ", [say(case["kind"]), say(case["label"])]) for case in planned if case["outcome"]]
     if refused:
-        names = [join(" ", [say(case["kind"]), say(case["label"])]) for case in refused]
-        yield say("does not fit: {cases}; `plan` says what takes less", cases=join(", ", names))
-    measured = model["measured"]
+        yield say("does not fit: {cases}; `plan` says what takes less", cases=join(", ", refused))
     if measured is None:
         return
+    deviation = (measured["peak_bytes"] or 0) / measured["predicted_bytes"] - 1
     if measured["outcome"]:
         yield say("the step failed ({reason}); a run with these settings would fail too", reason=measured["outcome"])
-        return
-    deviation = measured["peak_bytes"] / measured["predicted_bytes"] - 1
-    if deviation > TOLERANCE:
+    elif deviation > TOLERANCE:
         yield say(
             "the prediction was {share} too low here: if memory is short, lower --memory_budget by as much",
             share=f"{deviation:.0%}",

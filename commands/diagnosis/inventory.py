@@ -10,11 +10,11 @@ import os
 import platform
 import re
 import shutil
-import sys
 import tempfile
 import time
 from contextlib import suppress
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,14 @@ def take_inventory(folder: Path) -> dict[str, Any]:
     Args:
         folder: where runs are written; its disk is measured. It need not exist.
     """
+    versions = {package: metadata.version(package) for package in PACKAGES if find_spec(package)}
     return {
         "system": system_facts(),
         "memory": memory_facts(),
         "others": large_processes(),
         "disk": disk_facts(folder),
         "malloc": malloc_facts(),
-        "packages": package_versions(),
+        "packages": versions,
         "environment": {name: value for name, value in os.environ.items() if VARIABLES.fullmatch(name)},
     }
 
@@ -60,17 +61,15 @@ def system_facts(root: Path = ROOT) -> dict[str, Any]:
     """Platform, Python, processor, the cores that this process may use, and the share of them that a quota leaves."""
     kind = processor.here(root=root)
     no_kernels = build.why_impossible()
-    if no_kernels:
-        kernels = say("none: {reason}", reason=no_kernels)
-    else:
-        kernels = say("by {compiler}", compiler=build.compiler_of(os.environ))
     return {
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "processor": processor.name_of(root),
         "class": kind.name,
         "instructions": kind.instructions,
-        "kernels": kernels,
+        "kernels": say("none: {reason}", reason=no_kernels)
+        if no_kernels
+        else say("by {compiler}", compiler=build.compiler_of(os.environ)),
         "cores": usable_cores(),
         "core_quota": core_quota(root),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -80,36 +79,35 @@ def system_facts(root: Path = ROOT) -> dict[str, Any]:
 def memory_facts(root: Path = ROOT) -> dict[str, Any]:
     """RAM, swap, and every limit of the memory that a run may take; the lowest limit binds."""
     ram = psutil.virtual_memory()
-    swap_total = 0
-    swap_used = 0
+    swap = [0, 0]
     with suppress(OSError, RuntimeError):  # Containers may hide /proc/vmstat; Windows may have no performance counters.
-        swap_total, swap_used, *_ = psutil.swap_memory()
+        swap = list(psutil.swap_memory())
     limits = sorted(host_limits(root=root, pid=os.getpid()), key=lambda limit: limit.bytes)
-    lowest = limits[0]
-    margin = margin_of(lowest.bytes)
+    margin = margin_of(limits[0].bytes)
     return {
         "total_bytes": ram.total,
         "available_bytes": ram.available,
-        "swap_total_bytes": swap_total,
-        "swap_used_bytes": swap_used,
+        "swap_total_bytes": swap[0],
+        "swap_used_bytes": swap[1],
         "limits": [limit._asdict() for limit in limits],
-        "binding": lowest.what,
-        "budget_bytes": lowest.bytes - margin,
+        "binding": limits[0].what,
+        "budget_bytes": limits[0].bytes - margin,
         "margin_bytes": margin,
     }
 
 
 def large_processes() -> list[dict[str, Any]]:
     """Other programs that hold much memory, the largest first: pid, name, resident bytes."""
-    own = {os.getpid(), os.getppid()}
-    processes = []
-    for process in psutil.process_iter(["pid", "name", "memory_info"]):
-        pid = process.info["pid"]
-        memory = process.info["memory_info"]  # None where the process belongs to another user.
-        if memory is not None and memory.rss >= LARGE_PROCESS_BYTES and pid not in own:
-            processes.append({"pid": pid, "name": process.info["name"] or "?", "bytes": memory.rss})
-    processes.sort(key=lambda entry: -entry["bytes"])
-    return processes[:SHOWN_PROCESSES]
+    facts = [process.info for process in psutil.process_iter(["pid", "name", "memory_info"])]
+    own = (os.getpid(), os.getppid())
+    # There is no memory to read where the process belongs to another user.
+    others = [fact for fact in facts if fact["memory_info"] is not None and fact["pid"] not in own]
+    others.sort(key=lambda fact: -fact["memory_info"].rss)
+    return [
+        {"pid": fact["pid"], "name": fact["name"] or "?", "bytes": fact["memory_info"].rss}
+        for fact in others[:SHOWN_PROCESSES]
+        if fact["memory_info"].rss >= LARGE_PROCESS_BYTES
+    ]
 
 
 def malloc_facts() -> dict[str, Any]:
@@ -117,17 +115,8 @@ def malloc_facts() -> dict[str, Any]:
     preloaded = re.search(r"jemalloc|tcmalloc|mimalloc", os.environ.get("LD_PRELOAD", ""))
     if preloaded:
         return {"library": preloaded.group(0), "is_glibc": False}
-    library = " ".join(platform.libc_ver()).strip() if sys.platform == "linux" else ""
+    library = " ".join(platform.libc_ver()).strip()
     return {"library": library or platform.system(), "is_glibc": library.startswith("glibc")}
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of the packages that are installed."""
-    versions = {}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
 
 
 def disk_facts(folder: Path) -> dict[str, Any]:
@@ -142,40 +131,19 @@ def disk_facts(folder: Path) -> dict[str, Any]:
     write_rate = None
     read_rate = None
     if free_bytes > 4 * DISK_SAMPLE_BYTES:
-        with suppress(OSError):  # A run itself reports a folder that cannot be written.
-            write_rate, read_rate = time_disk(existing)
+        # A run itself reports a folder that cannot be written.
+        with suppress(OSError), tempfile.TemporaryFile(dir=existing, buffering=0) as file:
+            sample = os.urandom(DISK_SAMPLE_BYTES)
+            start = time.perf_counter()
+            file.write(sample)
+            os.fsync(file.fileno())
+            write_rate = DISK_SAMPLE_BYTES / (time.perf_counter() - start)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                file.seek(0)
+                start = time.perf_counter()
+                file.read()
+                read_rate = DISK_SAMPLE_BYTES / (time.perf_counter() - start)
     if write_rate and read_rate:
         machine_file.keep_disk(folder, read_rate, write_rate)
     return {"folder": str(existing), "free_bytes": free_bytes, "write_rate": write_rate, "read_rate": read_rate}
-
-
-def time_disk(folder: Path) -> tuple[float, float | None]:
-    """Bytes a second that are written to a new file and read from it again."""
-    block = os.urandom(MIB)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        start = time.perf_counter()
-        for _ in range(DISK_SAMPLE_BYTES // MIB):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        write_rate = DISK_SAMPLE_BYTES / (time.perf_counter() - start)
-        if not bypass_page_cache(file.fileno()):
-            return write_rate, None
-        file.seek(0)
-        start = time.perf_counter()
-        while file.read(MIB):
-            pass
-        return write_rate, DISK_SAMPLE_BYTES / (time.perf_counter() - start)
-
-
-def bypass_page_cache(handle: int) -> bool:
-    """Make the next read of a file come from its disk. Returns whether the system can."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        return True
-    try:
-        import fcntl
-
-        return fcntl.fcntl(handle, fcntl.F_NOCACHE, 1) != -1  # type: ignore[attr-defined,unused-ignore]  # macOS alone
-    except (ImportError, AttributeError, OSError):
-        return False

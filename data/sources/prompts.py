@@ -27,6 +27,7 @@ from data.sources.reading import (
     records,
 )
 from data.sources.source import Source
+from data.text.labels import words_of
 from data.text.templates import USER, Turn
 from formats import TEXT
 from language import join, say
@@ -46,13 +47,14 @@ class Prompt:
 
     Args:
         place: where it is, for messages. text: the prompt; blank where there is nothing to answer. columns: the whole row, the
-            prompt among it. before: the turns before the prompt.
+            prompt among it. before: the turns before the prompt. words: how many words the text was joined of; None: it is a text.
     """
 
     place: str
     text: str
     columns: Record
     before: Sequence[Turn] = ()
+    words: int | None = None
 
     @property
     def turns(self) -> list[Turn]:
@@ -198,10 +200,17 @@ def _prompts(
     check_types(source, columns)
     names = _names(source, columns, keeps)
     question_of = columns.question_of(names)
+    # Who reads texts, and no prompts, names one column for both. A text may be a list of words.
+    is_of_texts = choices[0].text_column == choices[0].prompt_column
+    word_column = columns.texts[0] if is_of_texts and columns.texts else ""
     for number, record in records(source, names, bad_rows):
+        words = None
         try:
             _check_cells(record, keeps or ())
-            turns = question_of(record)
+            cell = record.get(word_column)
+            text = words_of(cell)
+            turns = question_of(record if text is cell else {**record, word_column: text})
+            words = None if text is cell else len(turns[-1][1].split())
             _check_written(columns.sides()[0], "".join(text for _, text in turns))
         except ValueError as error:
             bad_rows.add(source, number, reason_of(error))
@@ -210,7 +219,7 @@ def _prompts(
         if keeps is not None:
             record = {name: record[name] for name in keeps if name in record}
         place = say("{path}, {place}", path=source.path, place=place_of(source, number))
-        yield Prompt(place, turns[-1][1], record, turns[:-1])
+        yield Prompt(place, turns[-1][1], record, turns[:-1], words)
 
 
 def _names(source: Source, columns: Columns, keeps: Sequence[str] | None) -> list[str]:

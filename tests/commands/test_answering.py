@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands.answering import with_answers_of
+from commands.answering import find_answering
 from commands.merge import merge
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
@@ -46,6 +46,12 @@ def begun(**flags: Any) -> Config:
     run = ResolvedRun(config)
     find_base(run)
     return run.config
+
+
+def with_answers_of(config: Config, model: SavedModel, searches: bool = True, ranks: bool = False) -> Config:
+    adapter = str(model.adapters[0]) if model.adapters else None
+    named = config.changed(model=str(model.folder), adapter=adapter)
+    return find_answering(named, "generate", searches=searches, ranks=ranks)[0]
 
 
 @pytest.fixture

@@ -5,13 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commands import demo as module
-from commands.demo import demo
+from commands.demo import demo, scores
 from data.sources.dates import build_sample_dates
 from settings.declared import Config
 from settings.loading import load
@@ -93,12 +94,10 @@ def test_an_answer_is_right_letter_by_letter(tmp_path: Path, monkeypatch: pytest
     first = json.loads(files.years.read_text(encoding="utf8").splitlines()[0])
     known = {first["prompt"]: first["response"], "the 3rd of March, 2021": "2021-03-03"}
 
-    def answers(trained: object, settings: object, texts: list[str]) -> list[str]:
+    def answer(texts: Sequence[str]) -> list[str]:
         return [known.get(text, "2021-0303") for text in texts]
 
-    monkeypatch.setattr(module, "_answers", answers)
-    nothing: Any = None
-    assert [row[1] for row in module._scores(nothing, nothing, files)] == ["1 of 4", "0 of 4", "0 of 4"]
+    assert [row[1] for row in scores(answer, files)] == ["1 of 4", "0 of 4", "0 of 4"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from commands import embed as embedding
-from commands.embed import VectorFile, embed
+from commands.embed import embed
 from data.tokenizers.tokenizer import Tokenizer
 from memory.processes import ProcessTree
 from model import hf_format
@@ -25,7 +25,6 @@ from settings.errors import DoesNotFit, UserError
 from settings.loading import load
 from tests.measuring import in_child
 from tests.training.small_trained import save_trained
-from training.saved_model import SavedModel
 from units import MIB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -110,7 +109,7 @@ def test_an_interrupted_file_is_continued_with_the_same_vectors(
     (parts / "00000000.arrow").write_bytes(first)
     (parts / ".tmp-00000002.arrow").write_bytes(b"cut off")
     embed(settings(folder, input=texts, output=cut))
-    assert len(calls) == 5, "one of two parts was there as it was written"
+    assert len(calls) == 6, "a part that is damaged is made anew, and so are those behind it"
     assert np.load(cut)["vectors"].tobytes() == np.load(whole)["vectors"].tobytes()
 
 
@@ -232,14 +231,20 @@ def test_a_text_that_no_budget_holds_is_refused(folder: Path) -> None:
         embed(settings(folder, input="word " * 20_000, memory_budget=budget))
 
 
-def test_vectors_of_another_adapter_are_not_continued(folder: Path, texts: Path, tmp_path: Path) -> None:
-    config = settings(folder, input=texts, output=tmp_path / "v.npz")
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "adapter_model.safetensors").touch()
-        (tmp_path / name / "adapter_config.json").touch()
-    VectorFile(config, SavedModel.read(folder, str(tmp_path / "a")), str(texts)).add(
-        0, [("x", np.zeros(16, np.float32))]
-    )
+def test_vectors_of_another_model_are_not_continued(
+    folder: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    flags = {"input": texts, "output": tmp_path / "v.npz"}
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("zipfile.ZipFile", interrupted)
+        with pytest.raises(KeyboardInterrupt, match="continues after 11 rows"):
+            embed(settings(folder, **flags))
     with pytest.raises(UserError, match="another model"):
-        VectorFile(config, SavedModel.read(folder, str(tmp_path / "b")), str(texts))
+        embed(settings(other, **flags))
+    embed(settings(folder, **flags))
+    assert len(np.load(tmp_path / "v.npz")["ids"]) == 11

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from commands.evaluate import _data_settings, evaluate, evaluation_rows
+from commands.evaluate import evaluate, evaluation_rows
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.text.templates import USER, Template
@@ -259,7 +259,7 @@ def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None
         if path.is_file():
             (run_dir / path.name).symlink_to(path)
     saved.save(run_dir / "settings.json")
-    merged = _data_settings(settings(folder, tmp_path, model=run_dir), SavedModel.read(run_dir))
+    merged, _, _ = evaluation_rows(settings(folder, tmp_path, model=run_dir), SavedModel.read(run_dir))
     assert merged.data.max_seq_len == 64
     assert merged.data.cache_dir == str(folder / "cache") and merged.run.log_dir == str(tmp_path / "logs")
     assert merged.memory.weights_dir == "auto"

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from commands.evaluate import evaluate
@@ -104,3 +106,36 @@ def test_the_settings_of_a_run_are_a_file_for_its_model(tmp_path: Path, capsys: 
     load("train", {"head": "sequence"}).save(tmp_path / "settings.json")
     generate(load("generate", {"config": str(tmp_path / "settings.json"), "model": str(folder), "input": "x"}))
     assert capsys.readouterr().out.startswith(("few", "many"))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_list_of_words_gets_one_label_for_each_word(tmp_path: Path, ending: str) -> None:
+    """As files of named entities have them; a single word as well, whose letters have tokens of their own."""
+    folder = model(tmp_path, head="token", labels="O,PER")
+    (folder / "settings.json").write_text(json.dumps({"text_column": "tokens", "label_column": "tags"}))
+    rows = [["EU", "rejects", "it", "."], ["German"], ["a", "b"]]
+    source = tmp_path / f"words.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.table({"tokens": rows}), source)
+    else:
+        source.write_text("".join(json.dumps({"tokens": words}) + "\n" for words in rows))
+    asked = {"model": folder, "input": source, "output": tmp_path / "out.jsonl", "mixed_precision": "no"}
+    generate(load("generate", {name: str(value) for name, value in asked.items()}))
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["tokens"] for row in written] == rows
+    assert [len(row["labels"]) for row in written] == [4, 1, 2]
+    assert all({*row["labels"]} <= {"O", "PER"} for row in written)
+
+
+def test_a_list_with_an_entry_that_is_no_word_is_a_bad_row(tmp_path: Path) -> None:
+    folder = model(tmp_path, head="token", labels="O,PER")
+    rows = [{"text": ["two words", "x"]}, {"text": ["fine"]}, {"text": [1]}]
+    assert [row["labels"] is None for row in answers(tmp_path, folder, rows)] == [True, False, True]
+    with pytest.raises(UserError, match="--skip_bad_rows"):
+        answers(tmp_path, folder, rows, skip_bad_rows=False)
+
+
+def test_columns_of_prompts_are_noted_as_without_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = model(tmp_path, head="sequence", labels="few,many")
+    generate(load("generate", {"model": str(folder), "input": "x", "prompt_column": "question"}))
+    assert "--prompt_column = question" in capsys.readouterr().err

@@ -39,7 +39,7 @@ def ask(client: TestClient, given: Any, **fields: Any) -> Any:
 
 
 def test_vectors_are_those_of_embed(client: TestClient) -> None:
-    expected = Embedder.of(trained(), settings())(iter(["hello", "a longer text"]))
+    expected = Embedder.of(trained(), settings().data)(iter(["hello", "a longer text"]))
     found = ask(client, ["hello", "a longer text"]).json()
     assert found["object"] == "list" and [one["index"] for one in found["data"]] == [0, 1]
     for one, vector in zip(found["data"], expected, strict=True):
@@ -114,7 +114,7 @@ def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:
     config = config.with_saved(text_settings(SavedModel.read(folder)))
     found = load_model(config, find_model(config), AnswerBatch(1, 1, 1))
     with client_of(api_of(found, config)) as client:
-        (vector,) = Embedder.of(found, config)(iter(["x" * 600]))
+        (vector,) = Embedder.of(found, config.data)(iter(["x" * 600]))
         np.testing.assert_allclose(ask(client, "x" * 600).json()["data"][0]["embedding"], vector, atol=1e-6)
         answer = client.post("/v1/completions", json={"prompt": "hello"})
         assert answer.status_code == 404 and "/v1/embeddings" in answer.json()["error"]["message"]

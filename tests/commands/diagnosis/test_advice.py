@@ -12,7 +12,6 @@ from settings.declared import settings_by_name
 from tests.commands.diagnosis.reports import CPU, GIB, GPU, model, report
 
 BUSY = {"pid": 77, "name": "browser", "bytes": 6 * GIB}
-SLOW = {"float32": 1e11, "bfloat16": 2e9, "float16": 2e9}
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a container": (
         {"memory__binding": "cgroup /docker/ab memory.max", "memory__budget_bytes": 2 * GIB},
@@ -25,12 +24,11 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "few threads": ({"torch__threads": 1}, ("torch uses 1 of 4 cores", "--num_threads=4")),
     "a busy machine": ({"system__load": 9.0}, ("load 9 on 4 cores",)),
     "no bf16 units": (
-        {"devices": [{**CPU, "rates": SLOW, "compute": "float32"}]},
-        ("no fast bf16 units: bf16 takes 50 times as long", "--mixed_precision=bf16"),
+        {"devices": [{**CPU, "compute": "float32"}]},
+        ("no fast bf16 units", "--mixed_precision=bf16"),
     ),
     "a full disk": ({"disk__free_bytes": GIB}, ("/data has 1.00 GiB free", "--output_dir")),
     "a slow disk": ({"disk__read_rate": 2e7}, ("the disk reads", "--cache_dir")),
-    "another allocator": ({"malloc__is_glibc": False, "malloc__library": "Darwin"}, ("the allocator is Darwin",)),
     "Rosetta": ({"torch__mac": "rosetta"}, ("Rosetta", "arm64 Python")),
     "torch without MPS": (
         {"torch__mac": "apple_silicon", "devices": [{"name": "mps", "missing": "this build of torch has no MPS"}, CPU]},
@@ -61,12 +59,8 @@ def test_a_fact_has_its_sentence(name: str) -> None:
     assert not any(word in healthy for word in words)
 
 
-def test_a_healthy_machine_hears_what_its_device_does_fast() -> None:
-    assert advice_for(report()) == [
-        "cpu multiplies bf16 8.0 times as fast as fp32: mixed_precision=auto computes in bf16"
-    ]
-    (about_gpu,) = advice_for(report(devices=[GPU, CPU]))
-    assert about_gpu.startswith("cuda multiplies bf16 4.0 times")
+def test_a_healthy_machine_needs_no_advice() -> None:
+    assert advice_for(report()) == [] and advice_for(report(devices=[GPU, CPU])) == []
 
 
 def test_every_flag_that_is_named_exists() -> None:
