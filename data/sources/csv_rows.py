@@ -101,12 +101,12 @@ class Tsv(Csv):
         beginning = up_to(chain([header], lines), UNQUOTED_CHARS, len)
         from_first_quote = dropwhile(lambda line: '\t"' not in f"\t{line}", beginning)
         sample = list(up_to(from_first_quote, QUOTED_CHARS, len))
-        width = len(next(csv.reader([header], delimiter="\t"), []))
         dialect = Dialect("\t")
         records = dialect.reader(iter(sample))
         end = 0
         is_quoted = bool(sample)
         try:
+            width = len(next(csv.reader([header], delimiter="\t"), []))
             for cells in records:
                 is_quoted = is_quoted and len(cells) in (0, width)
                 end = records.line_num

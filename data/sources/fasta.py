@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, not_utf8, numbered_lines, too_long
+from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, not_utf8, numbered_lines, too_long, up_to
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
 from language import say
 
 ID = "id"
 SEQUENCE = "text"
+_NAME = re.compile(r">\s*(\S*)")
 
 
 class Fasta(Reader):
@@ -25,19 +28,18 @@ class Fasta(Reader):
     ) -> Iterator[tuple[int, Record]]:
         """The line on which each record begins, and its cells. Memory: one record."""
         for number, lines in _records(source):
-            size = sum(map(len, lines))
             try:
                 title, *parts = [line.decode("utf8") for line in lines]
             except UnicodeDecodeError as error:
                 bad_rows.add(source, number, not_utf8(error))
                 continue
-            if not title.startswith(">"):
+            name = _NAME.match(title)
+            if name is None:
                 bad_rows.add(source, number, say("stands before the first line with >"))
-            elif size >= LONGEST_LINE_BYTES:
+            elif sum(map(len, lines)) >= LONGEST_LINE_BYTES:
                 bad_rows.add(source, number, too_long())
             else:
-                name = (title[1:].split() or [""])[0]
-                yield number, {ID: name, SEQUENCE: "".join("".join(parts).split())}
+                yield number, {ID: name[1], SEQUENCE: "".join("".join(parts).split())}
 
     def row_mark(self, source: Source, begin: bytes) -> bytes:
         return b">"
@@ -45,20 +47,14 @@ class Fasta(Reader):
 
 def _records(source: Source) -> Iterator[tuple[int, list[bytes]]]:
     """The number of the first line of each record, and its lines without blank ones and comments, up to about 16 MiB of them."""
-    begin = 0
-    lines = list[bytes]()
-    size = 0
-    for number, line in numbered_lines(source):
-        text = line.strip()
-        if not text or text.startswith(b";"):
-            continue
-        if lines and text.startswith(b">"):
-            yield begin, lines
-            lines = []
-            size = 0
-        begin = begin if lines else number
-        if size < LONGEST_LINE_BYTES:
-            lines.append(text)
-            size += len(text)
-    if lines:
-        yield begin, lines
+    lines = ((number, line.strip()) for number, line in numbered_lines(source) if line.lstrip()[:1] not in (b"", b";"))
+    records_before = 0
+
+    def record_of(numbered: tuple[int, bytes]) -> int:
+        nonlocal records_before
+        records_before += numbered[1].startswith(b">")
+        return records_before
+
+    for _, record in groupby(lines, record_of):
+        numbers, texts = zip(*up_to(record, LONGEST_LINE_BYTES, lambda numbered: len(numbered[1])), strict=True)
+        yield numbers[0], list(texts)

@@ -7,9 +7,11 @@ import codecs
 import gzip
 import io
 import lzma
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -110,20 +112,17 @@ def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[
 def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
     """Lines of plain text; of a line over 1 MiB, its parts."""
     number = 0
-    begun = b""  # the first bytes of a letter that two parts share
+    decode = codecs.getincrementaldecoder("utf8")().decode
     for number, part in numbered_lines(source, TEXT_PART_BYTES):
-        line = begun + part
-        begun = b""
+        is_cut = len(part) >= TEXT_PART_BYTES  # A letter may go on in the next part.
         try:
-            text = line.decode("utf8")
+            yield decode(part, final=not is_cut).rstrip("\r\n")
         except UnicodeDecodeError as error:
-            if error.reason != "unexpected end of data" or len(line) < TEXT_PART_BYTES:
-                bad_rows.add(source, number, not_utf8(error))
-                continue
-            begun = line[error.start :]
-            text = line[: error.start].decode("utf8")
-        yield text.rstrip("\r\n")
-    if begun:
+            bad_rows.add(source, number, not_utf8(error))
+            decode = codecs.getincrementaldecoder("utf8")().decode
+    try:
+        decode(b"", final=True)
+    except UnicodeDecodeError:
         bad_rows.add(source, number, say("ends within a letter of UTF-8"))
 
 
@@ -157,6 +156,15 @@ def up_to(items: Iterable[Item], size: int, size_of: Callable[[Item], int]) -> I
         size -= size_of(item)
         if size <= 0:
             return
+
+
+def batches(
+    items: Iterable[Item], size: int, size_of: Callable[[Item], int], most: int = sys.maxsize
+) -> Iterator[list[Item]]:
+    """Lists of neighbouring items, each until it has this size, or so many items; the last may have less."""
+    remaining = iter(items)
+    while batch := list(up_to(islice(remaining, most), size, size_of)):
+        yield batch
 
 
 def blocks(source: Source) -> Iterator[bytes]:
