@@ -103,7 +103,7 @@ class Columns:
         read = {*names} & {self.turns, self.system} - {""}
         if self.turns and not (self.is_known and self.texts):
             read.add(self.turns)
-        for name in read:
+        for name in sorted(read):
             kinds[name] |= TEXT | TURNS if name == self.turns else TEXT
         return dict(kinds)
 
@@ -178,9 +178,9 @@ class Columns:
 
     def _checked(self, texts: list[str]) -> TextRow:
         """The same texts, unless a prompt without a response, which teaches nothing; preferences are checked as a whole."""
-        if len(texts) == 2 and not all(map(str.strip, texts)):
-            blank = 1 if texts[0].strip() else 0
-            raise ValueError(say("{value} is empty", value=self.cells()[blank]))
+        said = list(map(str.strip, texts))
+        if len(texts) == 2 and "" in said:
+            raise ValueError(say("{value} is empty", value=self.cells()[said.index("")]))
         return tuple(texts)
 
     def _before(self, record: Record) -> list[Turn]:

@@ -73,8 +73,8 @@ class Layout:
         """
         earlier = data.history_column or ""
         expressions = [_expression(text, data, head) for text in self.texts[:count]]
-        is_other_conversation = self.turns and (earlier or self.turns not in head.names)
-        if is_other_conversation or None in expressions:
+        is_named_otherwise = self.turns and earlier
+        if None in expressions or is_named_otherwise or self.turns not in ("", *head.names):
             return None
         # Who names the prompt names what stands beside it, too.
         beside = {} if "".join(self.texts[:1]).startswith(SETTING) else head.sample

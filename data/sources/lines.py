@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import lzma
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
 WINDOWS_REMEDY = "files saved by Excel are often Windows-1252 (iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW)"
 GBK_REMEDY = "it looks like GBK: convert the whole file to UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW)"
-COMMON_SIGNS = "，。！？：；、“”（）《》"
+COMMON_CHINESE = re.compile("[\u4e00-\u9fa5，。！？：；、“”（）《》]")
+ASCII = re.compile(r"[\x00-\x7f]+")
 UNPACK: dict[str | None, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
 Item = TypeVar("Item")
 Record = dict[str, Any]  # column -> cell; in place of one that could not be read a ValueError that says why
@@ -139,14 +141,12 @@ def encoding_of(text: bytes) -> str:
 
 def is_gbk(text: bytes) -> bool:
     """Whether bytes read well as GBK, in which Chinese Windows saves text: mostly the common Chinese characters."""
-    beginning = text[:GBK_BYTES]
+    decode = codecs.getincrementaldecoder("gb18030")().decode  # The beginning may end within a letter.
     try:
-        decoded = beginning.decode("gb18030", "strict" if beginning == text else "ignore")
+        letters = ASCII.sub("", decode(text[:GBK_BYTES]))
     except UnicodeDecodeError:
         return False
-    letters = [letter for letter in decoded if ord(letter) > 127]
-    common = [letter for letter in letters if "\u4e00" <= letter <= "\u9fa5" or letter in COMMON_SIGNS]
-    return len(letters) > 1 and len(common) > 0.8 * len(letters)
+    return len(letters) > 1 and len(COMMON_CHINESE.findall(letters)) > 0.8 * len(letters)
 
 
 def up_to(items: Iterable[Item], size: int, size_of: Callable[[Item], int]) -> Iterator[Item]:

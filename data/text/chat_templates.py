@@ -10,6 +10,7 @@ Source: Hugging Face, "Chat templates"; transformers, `PreTrainedTokenizerBase.s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,16 @@ Messages = Sequence[Mapping[str, str]]
 _tried: set[str] = set()  # templates that have rendered once in a child process
 
 
-def render(source: str, messages: Messages, tokens: Mapping[str, str] | None = None) -> str:
+def render(source: str, messages: Messages, tokens: Mapping[str, str] = T5_TOKENS) -> str:
     """The encoder's text for messages with `role` and `content`, the last of which is to be answered.
 
     Args:
-        tokens: special tokens by name, such as `bos_token`, as `special_tokens` reads them; None: T5's.
+        tokens: special tokens by name, such as `bos_token`, as `special_tokens` reads them.
     Raises:
         UserError: the template is broken, takes too much, or refuses these messages.
     """
     from data.text.jinja_sandbox import rendered, try_in_child
 
-    tokens = T5_TOKENS if tokens is None else tokens
     given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
     try:
         if source not in _tried:
@@ -125,7 +125,7 @@ def as_jinja(before: str, after: str, before_with_rules: str, after_with_rules: 
 
 def glue_after(text: str) -> str:
     """What is between a question that ends so and its answer, in the turns before."""
-    return "" if text[-1].isspace() or not text[-1].isascii() else " "
+    return " " if re.search(r"[!-~]\Z", text) else ""
 
 
 def _with_rules(text: str) -> str:

@@ -121,7 +121,7 @@ def _part(part: object, number: int) -> str:
             raise ValueError(say(message, number=number, value=listed([kind])))
         case {"text": str(text)}:
             return text
-    raise ValueError(say("turn {number} holds {kind}, not a text", number=number, kind=kind_of(part)))
+    raise ValueError(say("turn {number} holds {kind}, not a text", number=number, kind="list"))
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,11 @@ class Template:
     tokens: dict[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def load(cls, name_or_text: str, prefix: str = "", tokens: Mapping[str, str] | None = None) -> Template:
+    def load(cls, name_or_text: str, prefix: str = "", tokens: Mapping[str, str] = T5_TOKENS) -> Template:
         """Find a template by name, or take a text as one; in a text, backslash and n are a line end.
 
         Args:
-            tokens: the special tokens that a chat template may name; None: T5's.
+            tokens: the special tokens that a chat template may name.
         Raises:
             UserError: no such name, or a text without {prompt} or with an unknown place.
         """
@@ -74,7 +74,6 @@ class Template:
         if name in TEMPLATES:
             return cls(TEMPLATES[name], prefix, name)
         if _JINJA.search(name_or_text):
-            tokens = T5_TOKENS if tokens is None else tokens
             return cls("", prefix, name_or_text, jinja=name_or_text, tokens=dict(tokens))
         text = _unescaped(name_or_text)
         places = sorted(_PLACE.findall(text))
@@ -201,9 +200,9 @@ class Template:
 
     def _glue(self, written: str) -> str:
         """What is between a question and its answer in the turns before."""
-        if self.text.endswith("{prompt}"):
-            return "" if written[-1:].isspace() or not written else "\n"
-        return glue_after(written or " ")
+        if not written or written[-1].isspace():
+            return ""
+        return "\n" if self.text.endswith("{prompt}") else glue_after(written)
 
 
 def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
