@@ -129,7 +129,7 @@ def test_a_line_of_text_of_any_length_is_read_in_parts(tmp_path: Path, monkeypat
 
 
 def test_a_lone_carriage_return_in_the_header_of_tsv_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_bytes(b"prompt\tresp\ronse\nq\t\"a\"\n")
+    (tmp_path / "a.tsv").write_bytes(b'prompt\tresp\ronse\nq\t"a"\n')
     with pytest.raises(UserError, match=r"a\.tsv, line 1: is not TSV"):
         rows_of(tmp_path / "a.tsv")
 
