@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, not_utf8, numbered_lines, too_long, up_to
+from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, not_utf8, numbered_lines, too_long
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
 from language import say
@@ -47,14 +46,20 @@ class Fasta(Reader):
 
 def _records(source: Source) -> Iterator[tuple[int, list[bytes]]]:
     """The number of the first line of each record, and its lines without blank ones and comments, up to about 16 MiB of them."""
-    lines = ((number, line.strip()) for number, line in numbered_lines(source) if line.lstrip()[:1] not in (b"", b";"))
-    records_before = 0
-
-    def record_of(numbered: tuple[int, bytes]) -> int:
-        nonlocal records_before
-        records_before += numbered[1].startswith(b">")
-        return records_before
-
-    for _, record in groupby(lines, record_of):
-        numbers, texts = zip(*up_to(record, LONGEST_LINE_BYTES, lambda numbered: len(numbered[1])), strict=True)
-        yield numbers[0], list(texts)
+    begin = 0
+    lines = list[bytes]()
+    size = 0
+    for number, line in numbered_lines(source):
+        text = line.strip()
+        if text[:1] in (b"", b";"):
+            continue
+        if lines and text.startswith(b">"):
+            yield begin, lines
+            lines = []
+            size = 0
+        begin = begin if lines else number
+        if size < LONGEST_LINE_BYTES:
+            lines.append(text)
+            size += len(text)
+    if lines:
+        yield begin, lines
