@@ -11,7 +11,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from data.sources.expressions import ANSWERS as SEVERAL_ANSWERS
-from data.sources.expressions import NUMBER, TABLE, TEXT, TURNS, Cell, Expression, Shapes
+from data.sources.expressions import NUMBER, TEXT, TURNS, Cell, Expression, Shapes
 from data.text.conversations import ANSWERS, TextRow
 from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
@@ -98,12 +98,13 @@ class Columns:
         kinds: dict[str, Shapes] = defaultdict(frozenset)
         for expression in self._expressions(names):
             for cell in expression.cells:
-                kinds[cell.column] |= expression.shapes | (TABLE if cell.key else TEXT)
+                kinds[cell.column] |= cell.shapes
         # What was recognised in one file may be missing in another.
-        has_all = not self.is_known or not self.texts
-        for name, shapes, is_needed in ((self.turns, TEXT | TURNS, has_all), (self.system, TEXT, False)):
-            if name and (is_needed or name in names):
-                kinds[name] |= shapes
+        read = {*names} & {self.turns, self.system} - {""}
+        if self.turns and not (self.is_known and self.texts):
+            read.add(self.turns)
+        for name in sorted(read):
+            kinds[name] |= TEXT | TURNS if name == self.turns else TEXT
         return dict(kinds)
 
     def _expressions(self, names: Sequence[str]) -> list[Expression]:
@@ -177,9 +178,9 @@ class Columns:
 
     def _checked(self, texts: list[str]) -> TextRow:
         """The same texts, unless a prompt without a response, which teaches nothing; preferences are checked as a whole."""
-        if len(texts) == 2 and not all(map(str.strip, texts)):
-            blank = 1 if texts[0].strip() else 0
-            raise ValueError(say("{value} is empty", value=self.cells()[blank]))
+        said = list(map(str.strip, texts))
+        if len(texts) == 2 and "" in said:
+            raise ValueError(say("{value} is empty", value=self.cells()[said.index("")]))
         return tuple(texts)
 
     def _before(self, record: Record) -> list[Turn]:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sysconfig
 import textwrap
 import warnings
@@ -23,6 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
+from data.sources.lines import batches
 from settings.errors import UserError
 from storage import Once, make_once
 
@@ -32,7 +34,8 @@ LEFT_OUT = {
     "__pycache__", "ensurepip", "pydoc_data", "config", "__phello__", "msilib", "distutils",
 }  # fmt: skip
 DOCUMENT_CHARS = 2000  # short docstrings of one module share a document up to about this length
-FEWEST_COMMENT_LINES = 3
+COMMENT_BLOCK = re.compile(r"(?m)(?:^[^\S\n]*#.*$\n?){3,}")  # of three lines or more
+COMMENT_MARKS = re.compile(r"(?m)^[^\S\n]*#+ ?|[^\S\n]+$")
 PROMPT_CHARS, RESPONSE_CHARS = (40, 1000), (15, 120)
 
 
@@ -124,52 +127,33 @@ def _modules() -> Iterator[tuple[str, ast.Module]]:
 
 def _prose(source: str, tree: ast.Module) -> list[str]:
     """Docstrings and comment blocks of a module in the order of lines."""
-    texts = [(0, ast.get_docstring(tree) or "")]
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            texts.append((node.lineno, ast.get_docstring(node) or ""))
-    texts += _comments(source)
-    return [text for _, text in sorted(texts) if " " in text]
+    texts = [
+        (getattr(node, "lineno", 0), ast.get_docstring(node) or "")
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    ]
+    return [text for _, text in sorted(texts + _comments(source)) if " " in text]
 
 
 def _comments(source: str) -> list[tuple[int, str]]:
-    """Blocks of comment lines with the number of their first line."""
-    blocks: list[tuple[int, str]] = []
-    block: list[str] = []
-    lines = [*source.splitlines(), ""]
-    for number, line in enumerate(lines):
-        if line.lstrip().startswith("#"):
-            block.append(line.strip().lstrip("#").removeprefix(" "))
-            continue
-        if len(block) >= FEWEST_COMMENT_LINES:
-            blocks.append((number - len(block), "\n".join(block).strip()))
-        block = []
-    return blocks
+    """Blocks of comment lines, each with the number of lines before it."""
+    blocks = COMMENT_BLOCK.finditer(source)
+    return [(source.count("\n", 0, block.start()), COMMENT_MARKS.sub("", block[0]).strip()) for block in blocks]
 
 
 def _documents(paragraphs: Iterable[str]) -> Iterator[str]:
     """Join neighbouring paragraphs into documents of useful length."""
-    document: list[str] = []
-    size = 0
-    for paragraph in paragraphs:
-        document.append(paragraph)
-        size += len(paragraph)
-        if size >= DOCUMENT_CHARS:
-            yield "\n\n".join(document)
-            document = []
-            size = 0
-    if document:
-        yield "\n\n".join(document)
+    return map("\n\n".join, batches(paragraphs, DOCUMENT_CHARS, len))
 
 
 def _pairs(source: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
     lines = source.splitlines()
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and len(node.body) > 1:
-            docstring = ast.get_docstring(node)
-            if docstring is None or node.body[0].lineno == node.lineno:
-                continue
-            prompt, response = _without_docstring(lines, node), docstring.split("\n", 1)[0].strip()
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if len(node.body) > 1 and node.body[0].lineno > node.lineno:
+            response = (ast.get_docstring(node) or "").split("\n", 1)[0].strip()
+            prompt = _without_docstring(lines, node)
             if _within(prompt, PROMPT_CHARS) and _within(response, RESPONSE_CHARS) and " " in response:
                 yield prompt, response
 

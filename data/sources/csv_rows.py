@@ -77,16 +77,18 @@ class Csv(Reader):
         rows = _rows(source, head.dialect, bad_rows)
         next(rows)  # the header
         width = len(head.names)
-        places = [(name, head.names.index(name)) for name in columns]
+        places = dict(zip(columns, map(head.names.index, columns), strict=True))
         for number, last, cells in rows:
             if len(cells) != width:
                 problem = say("has {cells}, the header has {count}", cells=counted(len(cells), "cell"), count=width)
                 bad_rows.add(source, number, _with_end(problem, number, last))
-            elif not all(is_encodable(cells[at]) for _, at in places):
+                continue
+            record = {name: cells[place] for name, place in places.items()}
+            if is_encodable("".join(record.values())):
+                yield number, record
+            else:
                 raw = ",".join(cells).encode("utf8", "surrogateescape")
                 bad_rows.add(source, number, join("; ", [say("is not UTF-8"), encoding_of(raw)]))
-            else:
-                yield number, {name: cells[at] for name, at in places}
 
 
 class Tsv(Csv):
@@ -101,12 +103,12 @@ class Tsv(Csv):
         beginning = up_to(chain([header], lines), UNQUOTED_CHARS, len)
         from_first_quote = dropwhile(lambda line: '\t"' not in f"\t{line}", beginning)
         sample = list(up_to(from_first_quote, QUOTED_CHARS, len))
-        width = len(next(csv.reader([header], delimiter="\t"), []))
         dialect = Dialect("\t")
         records = dialect.reader(iter(sample))
         end = 0
         is_quoted = bool(sample)
         try:
+            width = len(next(csv.reader([header], delimiter="\t"), []))
             for cells in records:
                 is_quoted = is_quoted and len(cells) in (0, width)
                 end = records.line_num

@@ -28,8 +28,9 @@ SHORTEST_SLIPPED = 5  # letters of a name; of shorter ones too little would be l
 
 MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December")  # fmt: skip
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-UNITS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
-         "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth")  # fmt: skip
+UNITS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+TEENS = ("tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth")  # fmt: skip
+ORDINALS = ("", *UNITS, *TEENS, "twentieth", *map("twenty-{}".format, UNITS), "thirtieth", "thirty-first")
 NUMERALS = "〇一二三四五六七八九"
 TENS = ("", "十", "二十", "三十")
 ORDINARY, WIDE = "0123456789", "０１２３４５６７８９"
@@ -107,14 +108,17 @@ def rows(draw: Random, forms: tuple[str, ...], held_out: bool, count: int, seen:
 def write(day: date, form: str, draw: Random) -> str:
     """One way to write a day in a form, now and then with a slip."""
     slips = draw.random() < SLIP
-    month, weekday = (_short(name, draw) for name in (MONTHS[day.month - 1], WEEKDAYS[day.weekday()]))
+    month = _short(MONTHS[day.month - 1], draw)
+    weekday = _short(WEEKDAYS[day.weekday()], draw)
     ordinal = f"{day.day}{_ending(day.day)}"
     if slips and form in (*ENGLISH, HELD_OUT_FORMS["english"]):
-        month, weekday = _slipped(month, draw), _slipped(weekday, draw)
-        ordinal = f"{day.day}{draw.choice(('th', 'st', ''))}" if draw.random() < 0.3 else ordinal
+        month = _slipped(month, draw)
+        weekday = _slipped(weekday, draw)
+        if draw.random() < 0.3:
+            ordinal = f"{day.day}{draw.choice(('th', 'st', ''))}"
     text = form.format(
         year=day.year, m=day.month, mm=f"{day.month:02}", day=day.day, dd=f"{day.day:02}", month=month, weekday=weekday,
-        ordinal=ordinal, word=_ordinal_word(day.day), cyear=_digits(day.year, draw), cmonth=chinese_number(day.month),
+        ordinal=ordinal, word=ORDINALS[day.day], cyear=_digits(day.year, draw), cmonth=chinese_number(day.month),
         cday=chinese_number(day.day), xingqi=draw.choice(("星期", "周", "礼拜")) + "一二三四五六日"[day.weekday()],
     )  # fmt: skip
     return draw.choice(CARELESS)(text) if slips else text
@@ -149,18 +153,9 @@ def _ending(number: int) -> str:
     return "th" if number in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
-def _ordinal_word(number: int) -> str:
-    if number < len(UNITS):
-        return UNITS[number]
-    tens, units = divmod(number, 10)
-    if not units:
-        return ("twentieth", "thirtieth")[tens - 2]
-    return f"{('twenty', 'thirty')[tens - 2]}-{UNITS[units]}"
-
-
 def _digits(year: int, draw: Random) -> str:
     zero = draw.choice(("〇", "〇", "零"))
-    return "".join(NUMERALS[int(digit)] for digit in str(year)).replace("〇", zero)
+    return str(year).translate(str.maketrans(ORDINARY, NUMERALS)).replace("〇", zero)
 
 
 def chinese_number(number: int) -> str:

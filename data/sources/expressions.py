@@ -7,12 +7,12 @@ line, `translation.en` the text under a key of a cell that holds a table. A list
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
-from data.text.cells import parsed
+from data.text.cells import kind_of, parsed, spelled
 from data.text.conversations import turns_of
 from data.text.templates import Turn
 from language import say
@@ -31,19 +31,26 @@ TURNS: Shapes = TABLE
 
 @dataclass(frozen=True)
 class Cell:
-    """A column, or what its tables hold under a key."""
+    """A column, or what its tables hold under a key.
+
+    Args:
+        shapes: what cells of the column may be. A list, where there may be one, holds texts of which one is enough.
+    """
 
     column: str
     key: str = ""
+    shapes: Shapes = TEXT
 
     @classmethod
-    def parse(cls, text: str, names: Sequence[str]) -> Cell:
+    def parse(cls, text: str, names: Sequence[str], shapes: Shapes = TEXT) -> Cell:
         """The cell that a text names in a file with these columns."""
         column, _, key = text.partition(".")
-        return cls(column, key) if key and text not in names and column in names else cls(text)
+        if key and text not in names and column in names:
+            return cls(column, key, shapes | TABLE)
+        return cls(text, "", shapes)
 
     def __str__(self) -> str:
-        return f"{self.column}.{self.key}" if self.key else self.column
+        return ".".join(filter(None, [self.column, self.key]))
 
     def value(self, record: Mapping[str, Any]) -> Any:
         """What a record holds there; ValueError where the column is missing, could not be read, or holds no table for a key."""
@@ -59,17 +66,14 @@ class Cell:
             return [self._table(entry).get(self.key) for entry in value]
         return self._table(value).get(self.key)
 
-    def texts(self, record: Mapping[str, Any], shapes: Shapes = TEXT) -> list[str]:
+    def texts(self, record: Mapping[str, Any]) -> list[str]:
         """The texts of a record, each once: one, or the right answers of a list; ValueError where there is none."""
         value = self.value(record)
-        entries = [value]
-        if isinstance(value, list) and (self.key or list in shapes):
-            entries = value
-        texts = [self._text(entry, shapes) for entry in entries]
-        filled = list(dict.fromkeys(filter(str.strip, texts)))
+        entries = value if isinstance(value, list) and list in self.shapes else [value]
+        texts = [self._text(entry) for entry in entries]
         if not texts:
             raise ValueError(self._no_text(say("{column} is empty", column=self.column)))
-        return filled or texts[:1]
+        return list(dict.fromkeys(filter(str.strip, texts))) or texts[:1]
 
     def turns(self, record: Mapping[str, Any]) -> list[Turn]:
         """The turns of a conversation; ValueError where there are none."""
@@ -79,11 +83,11 @@ class Cell:
         except ValueError as error:
             raise ValueError(say("{name} {error}", name=self.column, error=error)) from None
 
-    def _text(self, value: object, shapes: Shapes) -> str:
-        text = spelled(value) if int in shapes else value
+    def _text(self, value: object) -> str:
+        text = spelled(value) if int in self.shapes else value
         if isinstance(text, str):
             return text
-        raise ValueError(self._no_text(say("{name} is {kind}, not a text", name=self.column, kind=_kind_of(value))))
+        raise ValueError(self._no_text(say("{name} is {kind}, not a text", name=self.column, kind=kind_of(value))))
 
     def _no_text(self, problem: str) -> str:
         return say("{name} has no text under {key}", name=self.column, key=self.key) if self.key else problem
@@ -97,7 +101,7 @@ class Cell:
         if isinstance(value, dict):
             return value
         no_table = '{name} holds {held}, not a table such as {{"en": ...}}'
-        raise ValueError(say(no_table, name=self.column, held=_kind_of(value)))
+        raise ValueError(say(no_table, name=self.column, held=kind_of(value)))
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,12 @@ class Expression:
     """One text of a row as one file has it.
 
     Args:
-        cells: what is joined, one or more. sign: that joins them, a key of `JOINTS`. shapes: what cells may be.
+        cells: what is joined, one or more. needed: that which a row must have. sign: joins them, a key of `JOINTS`.
     """
 
     cells: Sequence[Cell]
+    needed: Cell
     sign: str = ""
-    shapes: Shapes = TEXT
 
     @classmethod
     def parse(cls, text: str, names: Sequence[str], may_lack: bool = False, shapes: Shapes = TEXT) -> Expression:
@@ -121,52 +125,37 @@ class Expression:
         """
         sign = next(sign for sign in JOINTS if sign in text)
         if sign == "" or text in names:
-            return cls([Cell.parse(text, names)], "", shapes)
-        whole = cls([Cell.parse(piece, names) for piece in text.split(sign)], sign, shapes)
-        present = [cell for cell in whole.cells if cell.column in (whole.needed.column, *names)]
-        return replace(whole, cells=present) if may_lack else whole
+            cell = Cell.parse(text, names, shapes)
+            return cls([cell], cell)
+        cells = [Cell.parse(piece, names, shapes) for piece in text.split(sign)]
+        needed = cells[JOINTS[sign][1]]
+        if may_lack:
+            cells = [cell for cell in cells if cell.column in (needed.column, *names)]
+        return cls(cells, needed, sign)
 
     def __str__(self) -> str:
         return self.sign.join(map(str, self.cells))
 
     @cached_property
-    def column(self) -> str | None:
-        """The column that is the text; None where a key or several cells make it."""
-        return None if self.sign or self.cells[0].key else self.cells[0].column
+    def name(self) -> str:
+        """The column that is the text; no column has the name of a text that a key or several cells make."""
+        return str(self)
 
-    @property
-    def needed(self) -> Cell:
-        """The cell that a row must have."""
-        return self.cells[JOINTS[self.sign][1]]
-
-    def text(self, record: Mapping[Any, Any]) -> str:
+    def text(self, record: Mapping[str, Any]) -> str:
         """The text of a record, of several right answers the first; ValueError where it has none."""
-        text = record.get(self.column)
+        text = record.get(self.name)
         return text if isinstance(text, str) else self.texts(record)[0]
 
     def texts(self, record: Mapping[str, Any]) -> list[str]:
         """The right answers of a record, each once, or its one text; ValueError where it has none."""
         if not self.sign:
-            return self.cells[0].texts(record, self.shapes)
-        present = [cell for cell in self.cells if cell == self.needed or record.get(cell.column) is not None]
-        texts = [cell.texts(record, self.shapes)[0] for cell in present]
+            return self.needed.texts(record)
+        present = (cell for cell in self.cells if cell == self.needed or record.get(cell.column) is not None)
+        texts = [cell.texts(record)[0] for cell in present]
         return [JOINTS[self.sign][0].join(filter(str.strip, texts))]
 
-    def text_or_turns(self, record: Mapping[Any, Any]) -> str | list[Turn]:
+    def text_or_turns(self, record: Mapping[str, Any]) -> str | list[Turn]:
         """The text of a record, or turns where its cell holds messages; ValueError where it has neither."""
-        if dict in self.shapes and isinstance(record.get(self.column), (list, dict)):
-            return self.cells[0].turns(record)
+        if dict in self.needed.shapes and isinstance(record.get(self.name), (list, dict)):
+            return self.needed.turns(record)
         return self.text(record)
-
-
-def spelled(value: object) -> object:
-    """A number in plain decimals, a truth value as JSON has it; anything else as it is."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float, Decimal)) and Decimal(str(value)).is_finite():
-        return format(Decimal(str(value)), "f")
-    return value
-
-
-def _kind_of(value: object) -> str:
-    return "null" if value is None else type(value).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, not_utf8, numbered_lines, too_long
@@ -11,6 +12,7 @@ from language import say
 
 ID = "id"
 SEQUENCE = "text"
+_NAME = re.compile(r">\s*(\S*)")
 
 
 class Fasta(Reader):
@@ -25,19 +27,18 @@ class Fasta(Reader):
     ) -> Iterator[tuple[int, Record]]:
         """The line on which each record begins, and its cells. Memory: one record."""
         for number, lines in _records(source):
-            size = sum(map(len, lines))
             try:
                 title, *parts = [line.decode("utf8") for line in lines]
             except UnicodeDecodeError as error:
                 bad_rows.add(source, number, not_utf8(error))
                 continue
-            if not title.startswith(">"):
+            name = _NAME.match(title)
+            if name is None:
                 bad_rows.add(source, number, say("stands before the first line with >"))
-            elif size >= LONGEST_LINE_BYTES:
+            elif sum(map(len, lines)) >= LONGEST_LINE_BYTES:
                 bad_rows.add(source, number, too_long())
             else:
-                name = (title[1:].split() or [""])[0]
-                yield number, {ID: name, SEQUENCE: "".join("".join(parts).split())}
+                yield number, {ID: name[1], SEQUENCE: "".join("".join(parts).split())}
 
     def row_mark(self, source: Source, begin: bytes) -> bytes:
         return b">"
@@ -50,7 +51,7 @@ def _records(source: Source) -> Iterator[tuple[int, list[bytes]]]:
     size = 0
     for number, line in numbered_lines(source):
         text = line.strip()
-        if not text or text.startswith(b";"):
+        if text[:1] in (b"", b";"):
             continue
         if lines and text.startswith(b">"):
             yield begin, lines

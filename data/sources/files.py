@@ -13,16 +13,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data.sources.folders import KINDS_OF_FOLDERS, Listing, list_folder
-from data.sources.places import Place, is_address, list_remote, local_path, public
+from data.sources.places import Place, is_glob, list_remote, local_path, public
 from data.sources.source import Source, detect
 from formats import TSV
 from language import join, say
 from settings.errors import UserError, reason_of, refuse
-from settings.fields import at_home, near_path
+from settings.fields import near_path
 from storage import fingerprint
 
 _NAMED_SET = re.compile(r"([\w.-]+)=(.+)")  # a validation set with its name
@@ -94,12 +95,17 @@ def set_names(spec: str | None) -> list[str]:
     Raises:
         UserError: some files stand before the first name.
     """
-    names = [name for name, _ in groupby(_named_parts(spec or ""), lambda part: part[0])]
-    if names in ([], [""]) or len(set(names) - {""}) == len(names):
-        return [name for name in names if name]
-    what = say("has a set twice") if names[0] else say("has files before the first name")
+    names = [name for name, _ in groupby(_named_parts(spec or ""), itemgetter(0))]
+    if names == [""]:
+        return []
+    if "" in names:
+        problem = say("has files before the first name")
+    elif len(set(names)) < len(names):
+        problem = say("has a set twice")
+    else:
+        return names
     raise UserError(
-        "--validation_file = {value}, {what}; write NAME=FILE,FILE,OTHER=FILE", value=public(spec or ""), what=what
+        "--validation_file = {value}, {what}; write NAME=FILE,FILE,OTHER=FILE", value=public(spec or ""), what=problem
     )
 
 
@@ -116,11 +122,10 @@ def _named_parts(spec: str) -> list[tuple[str, str]]:
     parts = []
     name = ""
     for part in parts_of(spec):
-        match = None if os.path.exists(part) else _NAMED_SET.fullmatch(part)
-        file = part
-        if match:
-            name, file = match.groups()
-        parts.append((name, file))
+        match = _NAMED_SET.fullmatch(part)
+        if match and not os.path.exists(part):
+            name, part = match.groups()
+        parts.append((name, part))
     return parts
 
 
@@ -132,7 +137,7 @@ def listing(part: str, name: str = "--train_file") -> Listing:
     Raises:
         UserError: an address cannot be read, or a saved dataset not be used. OSError: a folder cannot be read.
     """
-    path = local_path(part) if is_address(part) else Path(at_home(part))
+    path = local_path(part)
     if path is None:
         return _list_address(part, name)
     if path.is_dir():
@@ -141,19 +146,22 @@ def listing(part: str, name: str = "--train_file") -> Listing:
         return Listing([path])
     base = next(parent for parent in path.parents if parent.is_dir())  # A folder that is there may be named `[1]`.
     names = sorted(glob.glob(str(path.relative_to(base)), root_dir=base, recursive=True))
-    return Listing([file for file in map(base.joinpath, names) if file.is_file()])
+    files = filter(Path.is_file, map(base.joinpath, names))
+    return Listing([*files])
 
 
 def _list_address(address: str, name: str) -> Listing:
     of_split = _HUB_SPLIT.fullmatch(address)
-    folder, split = of_split.groups() if of_split else (address, "")
-    files = dict(list_remote(folder, name))
-    if of_split:  # As the hub names files: data/test-00000-of-00001.parquet, test/0000.parquet, test.jsonl.
+    if of_split:
+        folder, split = of_split.groups()
+        # As the hub names files: data/test-00000-of-00001.parquet, test/0000.parquet, test.jsonl.
         begin = re.compile(rf"{re.escape(split)}([-._]|$)")
-        return Listing.of_files({file: path for file, path in files.items() if any(map(begin.match, path.parts))}, "")
-    is_glob = bool(set("*[").intersection(address.partition("?")[0]))
-    is_file = PurePosixPath() in files.values()
-    return Listing(list(files)) if is_glob or is_file else Listing.of_files(files, name)
+        files = {file: path for file, path in list_remote(folder, name) if any(map(begin.match, path.parts))}
+        return Listing.of_files(files, "")
+    files = dict(list_remote(address, name))
+    if is_glob(address) or PurePosixPath() in files.values():
+        return Listing(list(files))
+    return Listing.of_files(files, name)
 
 
 def _files_of(part: str, name: str) -> Sequence[Place]:
@@ -171,7 +179,7 @@ def _files_of(part: str, name: str) -> Sequence[Place]:
         ) from None
     if files:
         return files
-    if is_address(part) and local_path(part) is None:
+    if local_path(part) is None:
         raise UserError(
             "{name} = {part}, holds no data file; give a file, a folder or a glob with *", name=name, part=public(part)
         )

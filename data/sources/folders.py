@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path, PurePath
 from typing import Any
 
 from data.sources.places import Place
 from data.sources.source import data_suffix
+from data.text.cells import json_object
 from formats import KIND_BY_SUFFIX
 from settings.errors import UserError
 from settings.fields import listed
-from storage import read_text
 
 KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix != ".md")
-OF_THE_SYSTEM = {"lost+found", "System Volume Information", "$RECYCLE.BIN"}  # in the root of a disk, and often closed
 HIDDEN = (".", "_")  # how names begin that are passed over in a folder
+# Those of the system are in the root of a disk, and often closed.
+HIDDEN_FOLDERS = (*HIDDEN, "lost+found", "System Volume Information", "$RECYCLE.BIN")
 # What these describe is a dataset, prepared rows or a model.
 NO_ROWS = (
     *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json", "manifest.json"),
@@ -80,10 +81,13 @@ class Listing:
 
 def _by_split(files: Mapping[Place, PurePath]) -> dict[str, list[Place]]:
     """The files of each split by the names of their folders, or where these say nothing by their own; of "" the others."""
-    splits = {file: _split_of(str(path.parent)) for file, path in files.items()}
-    if not any(splits.values()):
-        splits = {file: _split_of(path.name) for file, path in files.items()}
-    return {split: [file for file in files if splits[file] == split] for split in (*SPLIT_WORDS, "")}
+    splits = [_split_of(str(path.parent)) for path in files.values()]
+    if not any(splits):
+        splits = [_split_of(path.name) for path in files.values()]
+    by_split: dict[str, list[Place]] = {split: [] for split in (*SPLIT_WORDS, "")}
+    for file, split in zip(files, splits, strict=True):
+        by_split[split].append(file)
+    return by_split
 
 
 def _split_of(path: str) -> str:
@@ -95,8 +99,8 @@ def _split_of(path: str) -> str:
 def _may_hold_rows(path: PurePath) -> bool:
     """Whether a file with this path inside a folder is one of its data files."""
     is_hidden = any(part.startswith(HIDDEN) for part in path.parts)
-    is_other = path.name.lower() in NO_ROWS or CACHED.fullmatch(path.name) is not None
-    return not (is_hidden or is_other) and data_suffix(path) in KINDS_OF_FOLDERS
+    is_other = is_hidden or path.name.lower() in NO_ROWS or CACHED.fullmatch(path.name) is not None
+    return data_suffix(path) in KINDS_OF_FOLDERS and not is_other
 
 
 def list_folder(folder: Path, name: str) -> Listing:
@@ -107,11 +111,11 @@ def list_folder(folder: Path, name: str) -> Listing:
     Raises:
         UserError: the dataset cannot be used. OSError: a folder cannot be read.
     """
-    splits = _json(folder / "dataset_dict.json").get("splits")
+    splits = json_object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
         return _list_saved_splits(folder, splits, name)
     saved = _saved_files(folder, name)
-    if saved is not None:
+    if saved:
         return Listing(saved)
     return Listing.of_files({file: file.relative_to(folder) for file in sorted(_files_below(folder))}, name)
 
@@ -133,8 +137,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN) and name not in OF_THE_SYSTEM)
-        yield from filter(Path.is_file, (Path(root, name) for name in files))
+        folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN_FOLDERS))
+        yield from filter(Path.is_file, map(Path(root).joinpath, files))
 
 
 def _list_saved_splits(folder: Path, splits: Sequence[Any], name: str) -> Listing:
@@ -149,23 +153,23 @@ def _list_saved_splits(folder: Path, splits: Sequence[Any], name: str) -> Listin
             splits=listed(splits),
             wanted=meant[0],
         )
-    files: dict[str, Sequence[Path]] = {"taken": _saved_files(folder / split, name) or ()}
+    files: dict[str, Sequence[Path]] = {"taken": _saved_files(folder / split, name)}
     for other in {"validation", "test"}.intersection(splits) - {*meant}:
         with suppress(UserError):  # A split without rows is none.
-            files[other] = _saved_files(folder / other, name) or ()
+            files[other] = _saved_files(folder / other, name)
     return Listing(**files)
 
 
-def _saved_files(folder: Path, name: str) -> list[Path] | None:
-    """The files of a saved dataset; None if it is no such folder.
+def _saved_files(folder: Path, name: str) -> list[Path]:
+    """The files of a saved dataset; none if it is no such folder.
 
     Raises:
         UserError: it has no rows, or not all of its files.
     """
-    state = _json(folder / "state.json")
+    state = json_object(folder / "state.json")
     files = state.get("_data_files")
     if not isinstance(files, list):
-        return None
+        return []
     if state.get("_indices_data_files"):
         raise UserError(
             "{name} = {folder}, keeps only a selection of its rows; save it again after flatten_indices()",
@@ -182,17 +186,9 @@ def _saved_files(folder: Path, name: str) -> list[Path] | None:
         raise UserError(
             "{name} = {folder}, names no files; save the dataset again", name=name, folder=folder / "state.json"
         ) from None
-    for path in paths:
-        if not path.is_file():
-            raise UserError(
-                "{name} = {missing}, is missing, state.json lists it; save the dataset again", name=name, missing=path
-            )
+    missing = next(filterfalse(Path.is_file, paths), None)
+    if missing is not None:
+        raise UserError(
+            "{name} = {missing}, is missing, state.json lists it; save the dataset again", name=name, missing=missing
+        )
     return paths
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}

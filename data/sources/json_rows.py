@@ -34,7 +34,7 @@ FIRST_BYTES = 4096  # of a file whose rows stand under a key
 # Of SQuAD's own files, whose rows are deeper.
 SQUAD_ROWS = "[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: [.answers[].text]}}}}]"
 _WRAPPED = re.compile(r'"(data|rows|examples|train)"\s*:\s*\[\s*\{')
-_OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n,]*")
+_OPENING = re.compile(r"([ \t\r\n]*\[)?[ \t\r\n,]*")
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 BLANKS = " \t\r\n"
 INDEXED = -1  # the shape of a column that is a table of row number -> cell
@@ -110,7 +110,9 @@ class JsonArray(JsonLines):
                 raise UserError(join(": ", [str(source.path), not_utf8(error)])) from None
             at = 0
             while not is_closed:
-                at = _end_of(between, text, at)
+                blanks = between.match(text, at)
+                assert blanks is not None
+                at = blanks.end()
                 between = _BETWEEN
                 if text.startswith("]", at):
                     is_closed = True
@@ -143,17 +145,13 @@ class JsonArray(JsonLines):
         return json.dumps(first_name, ensure_ascii=False).encode("utf8", "replace") + b":"
 
 
-def _end_of(letters: re.Pattern[str], text: str, at: int) -> int:
-    match = letters.match(text, at)
-    return match.end() if match else at
-
-
 def _no_json(error: Exception) -> str:
     """What is wrong with a line that holds no JSON."""
-    if isinstance(error, UnicodeDecodeError):
-        return not_utf8(error)
-    if isinstance(error, json.JSONDecodeError) and error.doc.startswith("{", error.pos):
-        return say(GLUED)
+    match error:
+        case UnicodeDecodeError():
+            return not_utf8(error)
+        case json.JSONDecodeError() if error.doc.startswith("{", error.pos):
+            return say(GLUED)
     return say("is not JSON ({error})", error=_reason(error, 0))
 
 
@@ -166,11 +164,14 @@ def _reason(error: Exception, begin: int) -> object:
 
 def outline(cell: Any, depth: int = 2) -> Any:
     """A cell of the same type, which takes no memory: of a table its keys, of a list its first entry."""
-    if isinstance(cell, dict) and depth:
-        return {key: outline(value, depth - 1) for key, value in cell.items()}
-    if isinstance(cell, list) and depth:
-        return [outline(entry, depth - 1) for entry in cell[:1]]
-    return type(cell)() if isinstance(cell, (str, list, dict)) else cell
+    match cell:
+        case dict() if depth:
+            return {key: outline(value, depth - 1) for key, value in cell.items()}
+        case list() if depth:
+            return [outline(entry, depth - 1) for entry in cell[:1]]
+        case str() | list() | dict():
+            return type(cell)()
+    return cell
 
 
 def _why_no_object(source: Source, bad_rows: BadRows) -> str:
@@ -209,10 +210,12 @@ def _refuse_no_row(source: Source, value: Record) -> None:
 
 def _column_shape(cell: Any) -> int | None:
     """What whole columns have alike: {"0": ..., "1": ...} its keys, a list of texts its length; None: it is no such column."""
-    if isinstance(cell, dict) and "0" in cell:
-        return INDEXED
-    is_texts = isinstance(cell, list) and {*map(type, cell)} <= {str}
-    return len(cell) if is_texts else None
+    match cell:
+        case {"0": _}:
+            return INDEXED
+        case list() if {*map(type, cell)} <= {str}:
+            return len(cell)
+    return None
 
 
 def _under_a_key(source: Source, begin: str) -> str:

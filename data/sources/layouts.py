@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 
 from data.sources.columns import Columns
 from data.sources.expressions import Cell, Expression
@@ -15,16 +15,32 @@ from settings.declared import DataConfig
 from settings.fields import AUTO
 
 TEXT, PAIRS, PREFERENCES, CONVERSATIONS, PROMPTS = "text", "pairs", "preferences", "conversations", "prompts"
-CHOSEN = "chosen"  # the better answers of preferences, read as pairs
 TEACHES = (CONVERSATIONS, TEXT, PAIRS, PREFERENCES)  # by the number of texts of a row; conversations have turns alone
-# kind of rows that are read -> the layouts that have them, and how many texts of these are read
-LAYOUTS_FOR = {
-    "": ((TEXT, PAIRS, CONVERSATIONS, PREFERENCES), None),
-    PAIRS: ((PAIRS, CONVERSATIONS), None),
-    PREFERENCES: ((PREFERENCES,), None),
-    PROMPTS: ((PROMPTS, PAIRS, CONVERSATIONS), None),
-    CHOSEN: ((PAIRS, CONVERSATIONS, PREFERENCES), 2),
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What rows are read for.
+
+    Args:
+        teaches: contents of which some will do.
+        makes_pairs: whether rows may become pairs: then a --messages_column is all that is read, and --response_column may name
+            the better answer of preferences.
+        count: texts that are read of a row; None: all.
+    """
+
+    teaches: Sequence[str]
+    makes_pairs: bool = False
+    count: int | None = None
+
+
+PURPOSES = {
+    "": Purpose((TEXT, PAIRS, CONVERSATIONS, PREFERENCES), makes_pairs=True),
+    PAIRS: Purpose((PAIRS, CONVERSATIONS), makes_pairs=True),
+    PREFERENCES: Purpose((PREFERENCES,)),
+    PROMPTS: Purpose((PROMPTS, PAIRS, CONVERSATIONS)),
 }
+BETTER_ANSWERS = Purpose((PAIRS, CONVERSATIONS, PREFERENCES), makes_pairs=True, count=2)
 # Columns beside the texts that are read where their cells are of these types: rules, and turns before the prompt.
 RULES, RULES_TYPES = "system", (str, type(None))
 EARLIER, EARLIER_TYPES = "history", (list, type(None))
@@ -57,14 +73,18 @@ class Layout:
         """
         earlier = data.history_column or ""
         expressions = [_expression(text, data, head) for text in self.texts[:count]]
-        if None in expressions or (self.turns and (earlier or self.turns not in head.names)):
+        is_named_otherwise = self.turns and earlier
+        if None in expressions or is_named_otherwise or self.turns not in ("", *head.names):
             return None
         # Who names the prompt names what stands beside it, too.
-        is_named = "".join(self.texts[:1]).startswith(SETTING)
-        beside = {} if is_named else head.sample
+        beside = {} if "".join(self.texts[:1]).startswith(SETTING) else head.sample
         turns = self.turns or earlier or _beside(EARLIER, EARLIER_TYPES, beside)
-        system = _beside(RULES, RULES_TYPES, beside)
-        columns = Columns(tuple(map(str, expressions)), turns, system, is_known=earlier in ("", *head.sample))
+        columns = Columns(
+            tuple(map(str, expressions)),
+            turns,
+            _beside(RULES, RULES_TYPES, beside),
+            is_known=earlier in ("", *head.sample),
+        )
         return _with_shapes(columns, head.sample)
 
 
@@ -107,15 +127,17 @@ def recognise(data: DataConfig, head: Head, kind: str = "") -> Columns | None:
     Args:
         kind: "pairs", "preferences" or "prompts", where only such rows will do.
     """
-    named = data.messages_column
-    if named != AUTO and kind != PREFERENCES and (kind != PROMPTS or named in head.names):
-        return Columns((), named, _beside(RULES, RULES_TYPES, head.sample), is_known=True)
-    if kind in ("", PAIRS) and data.response_column == data.chosen_column:
-        kind = CHOSEN
-    teaches, count = LAYOUTS_FOR[kind]
-    is_default = (data.prompt_column, data.response_column) == (DEFAULTS.prompt_column, DEFAULTS.response_column)
-    layouts = (*LAYOUTS, *PAIR_LAYOUTS) if is_default else LAYOUTS
-    matches = (layout.columns(data, head, count) for layout in layouts if layout.teaches in teaches)
+    purpose = PURPOSES[kind]
+    conversations = data.messages_column
+    is_asked_for = conversations != AUTO and CONVERSATIONS in purpose.teaches
+    if is_asked_for and (purpose.makes_pairs or conversations in head.names):
+        return Columns((), conversations, _beside(RULES, RULES_TYPES, head.sample), is_known=True)
+    if purpose.makes_pairs and data.response_column == data.chosen_column:
+        purpose = BETTER_ANSWERS
+    layouts: Sequence[Layout] = LAYOUTS
+    if (data.prompt_column, data.response_column) == (DEFAULTS.prompt_column, DEFAULTS.response_column):
+        layouts = LAYOUTS + PAIR_LAYOUTS
+    matches = (layout.columns(data, head, purpose.count) for layout in layouts if layout.teaches in purpose.teaches)
     return next(filter(None, matches), None)
 
 
@@ -123,11 +145,11 @@ def _expression(text: str, data: DataConfig, head: Head) -> Expression | None:
     """An expression of a layout as a file has it; None where it lacks what is needed."""
     if text.startswith(SETTING):
         return _of_setting(text.removeprefix(SETTING), data, head)
-    keys = _keys(head.sample.get(TRANSLATION))
-    expression = Expression.parse(text.format(*keys, "", ""), head.all_names, may_lack=True)
-    cell = expression.needed
-    has_key = cell.key in ("", *_keys(head.sample.get(cell.column)))
-    return expression if has_key and cell.column in ("", *head.names) else None
+    first_keys = *_keys(head.sample.get(TRANSLATION)), "", ""
+    expression = Expression.parse(text.format(*first_keys), head.all_names, may_lack=True)
+    column, key, _ = astuple(expression.needed)
+    is_there = column in ("", *head.names) and key in ("", *_keys(head.sample.get(column)))
+    return expression if is_there else None
 
 
 def _of_setting(setting: str, data: DataConfig, head: Head) -> Expression | None:
@@ -161,7 +183,9 @@ def _with_shapes(columns: Columns, sample: Mapping[str, object]) -> Columns:
 def _may_be_several(response: str, sample: Mapping[str, object]) -> bool:
     """Whether the cells of a response are lists of texts, or may have some under a key."""
     cell = Cell.parse(response, list(sample))
-    value = sample.get(cell.column)
-    if cell.key:
-        return not isinstance(value, Mapping) or not isinstance(value.get(cell.key), str)
-    return isinstance(value, list) and {*map(type, value)}.isdisjoint({list, dict}) and value != []
+    match sample.get(cell.column):
+        case dict() as table if cell.key:
+            return not isinstance(table.get(cell.key), str)
+        case [first, *_] if not cell.key:
+            return not isinstance(first, (list, dict))
+    return cell.key != ""

@@ -7,9 +7,12 @@ import codecs
 import gzip
 import io
 import lzma
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +30,8 @@ REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
 WINDOWS_REMEDY = "files saved by Excel are often Windows-1252 (iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW)"
 GBK_REMEDY = "it looks like GBK: convert the whole file to UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW)"
-COMMON_SIGNS = "，。！？：；、“”（）《》"
+COMMON_CHINESE = re.compile("[\u4e00-\u9fa5，。！？：；、“”（）《》]")
+ASCII = re.compile(r"[\x00-\x7f]+")
 UNPACK: dict[str | None, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
 Item = TypeVar("Item")
 Record = dict[str, Any]  # column -> cell; in place of one that could not be read a ValueError that says why
@@ -110,20 +114,17 @@ def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[
 def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
     """Lines of plain text; of a line over 1 MiB, its parts."""
     number = 0
-    begun = b""  # the first bytes of a letter that two parts share
+    decode = codecs.getincrementaldecoder("utf8")().decode
     for number, part in numbered_lines(source, TEXT_PART_BYTES):
-        line = begun + part
-        begun = b""
+        is_cut = len(part) >= TEXT_PART_BYTES  # A letter may go on in the next part.
         try:
-            text = line.decode("utf8")
+            yield decode(part, final=not is_cut).rstrip("\r\n")
         except UnicodeDecodeError as error:
-            if error.reason != "unexpected end of data" or len(line) < TEXT_PART_BYTES:
-                bad_rows.add(source, number, not_utf8(error))
-                continue
-            begun = line[error.start :]
-            text = line[: error.start].decode("utf8")
-        yield text.rstrip("\r\n")
-    if begun:
+            bad_rows.add(source, number, not_utf8(error))
+            decode = codecs.getincrementaldecoder("utf8")().decode
+    try:
+        decode(b"", final=True)
+    except UnicodeDecodeError:
         bad_rows.add(source, number, say("ends within a letter of UTF-8"))
 
 
@@ -140,14 +141,12 @@ def encoding_of(text: bytes) -> str:
 
 def is_gbk(text: bytes) -> bool:
     """Whether bytes read well as GBK, in which Chinese Windows saves text: mostly the common Chinese characters."""
-    beginning = text[:GBK_BYTES]
+    decode = codecs.getincrementaldecoder("gb18030")().decode  # The beginning may end within a letter.
     try:
-        decoded = beginning.decode("gb18030", "strict" if beginning == text else "ignore")
+        letters = ASCII.sub("", decode(text[:GBK_BYTES]))
     except UnicodeDecodeError:
         return False
-    letters = [letter for letter in decoded if ord(letter) > 127]
-    common = [letter for letter in letters if "\u4e00" <= letter <= "\u9fa5" or letter in COMMON_SIGNS]
-    return len(letters) > 1 and len(common) > 0.8 * len(letters)
+    return len(letters) > 1 and len(COMMON_CHINESE.findall(letters)) > 0.8 * len(letters)
 
 
 def up_to(items: Iterable[Item], size: int, size_of: Callable[[Item], int]) -> Iterator[Item]:
@@ -157,6 +156,15 @@ def up_to(items: Iterable[Item], size: int, size_of: Callable[[Item], int]) -> I
         size -= size_of(item)
         if size <= 0:
             return
+
+
+def batches(
+    items: Iterable[Item], size: int, size_of: Callable[[Item], int], most: int = sys.maxsize
+) -> Iterator[list[Item]]:
+    """Lists of neighbouring items, each until it has this size, or so many items; the last may have less."""
+    remaining = iter(items)
+    while batch := list(up_to(islice(remaining, most), size, size_of)):
+        yield batch
 
 
 def blocks(source: Source) -> Iterator[bytes]:

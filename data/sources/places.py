@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from language import say
 from settings.errors import UserError, reason_of
+from settings.fields import at_home
 from settings.program import needs
 
 # a name and a password, which may hold a slash (a name with a colon is no bucket), or in the query one of these
@@ -100,10 +101,17 @@ def public_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: public(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
-def local_path(uri: str) -> Path | None:
-    """The path of a file:// address; None for others."""
-    parts = urlsplit(uri)
+def local_path(text: str) -> Path | None:
+    """The path of a file or folder on this machine, which may be named as file:// address; None for other addresses."""
+    if not is_address(text):
+        return Path(at_home(text))
+    parts = urlsplit(text)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def is_glob(address: str) -> bool:
+    """Whether an address stands for all files that match it."""
+    return re.search(r"^[^?]*[*\[]", address) is not None
 
 
 def list_remote(uri: str, name: str) -> list[tuple[Place, PurePath]]:
@@ -126,10 +134,9 @@ def list_remote(uri: str, name: str) -> list[tuple[Place, PurePath]]:
 
     address, _, query = uri.partition("?")
     fixed = re.split(r"[*\[]", address, maxsplit=1)[0]
-    is_glob = fixed != address
-    base = fixed.rsplit("/", 1)[0] if is_glob else address.rstrip("/")
+    base = fixed.rsplit("/", 1)[0] if is_glob(uri) else address.rstrip("/")
     with readable(f"{name} = {public(uri)}"):
-        system, path = _opened(f"{base}?{query}" if query else base)
+        system, path = _opened(_with_query(base, query))
         info = system.get_file_info(path)
         if info.type == fs.FileType.File:
             return [(_remote(base, query, path, path), PurePosixPath())]
@@ -138,14 +145,17 @@ def list_remote(uri: str, name: str) -> list[tuple[Place, PurePath]]:
         entries = system.get_file_info(fs.FileSelector(path, recursive=True))
     pattern = path + address[len(base) :]
     files = sorted(entry.path for entry in entries if entry.type == fs.FileType.File)
-    if is_glob:
+    if is_glob(uri):
         files = [file for file in files if fnmatchcase(file, pattern)]
     return [(_remote(base, query, path, file), PurePosixPath(file).relative_to(path)) for file in files]
 
 
 def _remote(base: str, query: str, base_path: str, path: str) -> RemoteFile:
-    address = base + path[len(base_path) :]
-    return RemoteFile(f"{address}?{query}" if query else address, path)
+    return RemoteFile(_with_query(base + path[len(base_path) :], query), path)
+
+
+def _with_query(address: str, query: str) -> str:
+    return f"{address}?{query}" if query else address
 
 
 def _opened(uri: str) -> tuple[Any, str]:
@@ -168,7 +178,7 @@ def _system_of(origin: str) -> Any:
 
 def _system(uri: str) -> Any:
     parts = urlsplit(uri)  # one connection for all files of a bucket
-    return _system_of(f"{parts.scheme}://{parts.netloc}/" + (f"?{parts.query}" if parts.query else ""))
+    return _system_of(_with_query(f"{parts.scheme}://{parts.netloc}/", parts.query))
 
 
 @contextmanager

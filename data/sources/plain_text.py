@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from data.sources.lines import BadRows, Record, decoded_lines
 from data.sources.reader import Head, Reader
@@ -32,14 +33,13 @@ def paragraphs(lines: Iterator[str]) -> Iterator[str]:
     """Join lines up to a blank one, or up to 16 Ki characters."""
     paragraph: list[str] = []
     size = 0
-    for line in lines:
+    for line in chain(lines, [""]):
         is_blank = not line.strip()
-        if paragraph and (is_blank or size + len(line) > PARAGRAPH_CHARS):
-            yield "\n".join(paragraph)
+        if is_blank or size + len(line) > PARAGRAPH_CHARS:
+            if paragraph:
+                yield "\n".join(paragraph)
             paragraph = []
             size = 0
         if not is_blank:
             paragraph.append(line)
             size += len(line) + 1
-    if paragraph:
-        yield "\n".join(paragraph)

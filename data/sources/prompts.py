@@ -8,15 +8,15 @@ one by one, in order, and are numbered, so that a run that was killed can pass o
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from childproc import Worker
 from data.sources.columns import Columns
 from data.sources.layouts import PROMPTS
-from data.sources.lines import BadRows, Record, decoded_lines, place_of
+from data.sources.lines import BadRows, Record, batches, decoded_lines, place_of
 from data.sources.reading import (
     BATCH_ROWS,
     check_types,
@@ -62,16 +62,7 @@ class Prompt:
 
     def num_bytes(self) -> int:
         """What it takes in memory, about."""
-        return _num_bytes([self.text, self.before, self.columns])
-
-
-def _num_bytes(value: Any) -> int:
-    inner: Iterable[Any] = ()
-    if isinstance(value, dict):
-        inner = value.values()
-    elif isinstance(value, (list, tuple)):
-        inner = value
-    return sys.getsizeof(value) + sum(map(_num_bytes, inner))
+        return sys.getsizeof(self.columns) + len(repr((self.text, self.before, self.columns)))
 
 
 def prompts_in_child(
@@ -108,20 +99,20 @@ def _reader(
 
 def _batches(prompts: Iterator[Prompt], bad_rows: BadRows) -> Iterator[tuple[list[Prompt], int, list[str]]]:
     """Some prompts, and the number and examples of the bad rows so far; an error comes behind the prompts before it."""
-    batch = list[Prompt]()
-    size = 0
-    try:
-        for prompt in prompts:
-            batch.append(prompt)
-            size += prompt.num_bytes()
-            if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
-                yield batch, bad_rows.count, bad_rows.examples
-                batch = []
-                size = 0
-    except UserError:
+    errors = list[UserError]()
+    for batch in batches(_until_error(prompts, errors), BATCH_BYTES, Prompt.num_bytes, BATCH_ROWS):
         yield batch, bad_rows.count, bad_rows.examples
-        raise
-    yield batch, bad_rows.count, bad_rows.examples
+    yield [], bad_rows.count, bad_rows.examples
+    for error in errors:
+        raise error
+
+
+def _until_error(prompts: Iterator[Prompt], errors: list[UserError]) -> Iterator[Prompt]:
+    """The prompts before an error, which is added to a list."""
+    try:
+        yield from prompts
+    except UserError as error:
+        errors.append(error)
 
 
 def read_prompts(
@@ -158,8 +149,9 @@ def read_prompts(
 
 def _lines(source: Source, bad_rows: BadRows) -> Iterator[Prompt]:
     for number, line in enumerate(decoded_lines(source, bad_rows), 1):
-        text = line if line.strip() else ""
-        if not text:
+        text = line
+        if not line.strip():
+            text = ""
             bad_rows.note(source.path, say("row {number}", number=number), say("is empty"))
         yield Prompt(say("{path}, row {number}", path=source.path, number=number), text, {PROMPT: line})
 
@@ -183,7 +175,7 @@ def _columns(source: Source, choices: Sequence[DataConfig]) -> Columns:
             columns=listed(names),
             flag="text_column" if len(expected) == 1 else "prompt_column",
         )
-    twice = dict.fromkeys(name for name in names if name.strip() and names.count(name) > 1)
+    twice = [name for name, count in Counter(filter(str.strip, names)).items() if count > 1]
     if twice:
         raise UserError(
             "{path}: several columns are called {twice}; give each a name of its own",
@@ -205,16 +197,20 @@ def _prompts(
     word_column = columns.texts[0] if is_of_texts and columns.texts else ""
     for number, record in records(source, names, bad_rows):
         words = None
+        broken = {name: cell for name, cell in record.items() if isinstance(cell, ValueError)}
+        record = {**record, **dict.fromkeys(broken)}
         try:
-            _check_cells(record, keeps or ())
+            for name, error in broken.items():
+                raise ValueError(say("{name} {error}", name=name, error=error))
+            for name in keeps or ():
+                _check_written(name, str(record.get(name)))
             cell = record.get(word_column)
             text = words_of(cell)
             turns = question_of(record if text is cell else {**record, word_column: text})
             words = None if text is cell else len(turns[-1][1].split())
-            _check_written(columns.sides()[0], "".join(text for _, text in turns))
+            _check_encodable(columns.sides()[0], "".join(text for _, text in turns))
         except ValueError as error:
             bad_rows.add(source, number, reason_of(error))
-            record = {name: None if isinstance(cell, ValueError) else cell for name, cell in record.items()}
             turns = [(USER, "")]
         if keeps is not None:
             record = {name: record[name] for name in keeps if name in record}
@@ -225,24 +221,19 @@ def _prompts(
 def _names(source: Source, columns: Columns, keeps: Sequence[str] | None) -> list[str]:
     """The columns that are read: those of the prompt, and of those that come with it what JSON can hold."""
     head = head_of(source)
-    kept = head.all_names if keeps is None else keeps
-    for_json = {name for name in kept if name not in head.types or type(head.sample[name]) in JSON_TYPES}
-    wanted = for_json.union(columns.kinds(head.all_names))
-    return [name for name in head.all_names if name in wanted]
-
-
-def _check_cells(record: Record, keeps: Sequence[str]) -> None:
-    """Raise ValueError where a cell could not be read, or one that is kept cannot be written."""
-    for name, cell in record.items():
-        if isinstance(cell, ValueError):
-            raise ValueError(say("{name} {error}", name=name, error=cell))
-    for name in keeps:
-        text = str(record.get(name))
-        _check_written(name, text)
-        if "\0" in text:
-            raise ValueError(say("{name} holds a NUL character", name=name))
+    kept = set(head.all_names if keeps is None else keeps)
+    no_json = {name for name in head.types if type(head.sample[name]) not in JSON_TYPES}
+    read = (kept - no_json).union(columns.kinds(head.all_names))
+    return [name for name in head.all_names if name in read]
 
 
 def _check_written(name: str, text: str) -> None:
+    """Raise ValueError where a cell that is kept cannot be written."""
+    _check_encodable(name, text)
+    if "\0" in text:
+        raise ValueError(say("{name} holds a NUL character", name=name))
+
+
+def _check_encodable(name: str, text: str) -> None:
     if not is_encodable(text):
         raise ValueError(say("{sides} holds half of a surrogate pair", sides=name))

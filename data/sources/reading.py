@@ -20,7 +20,7 @@ from childproc import CRASHED, MEMORY, ChildDied
 from data.sources.columns import Columns
 from data.sources.files import collected
 from data.sources.layouts import TEACHES, recognise
-from data.sources.lines import BadRows, Record
+from data.sources.lines import BadRows, Record, batches
 from data.sources.reader import Head, reader_of
 from data.sources.source import TABLES, Source
 from data.text.conversations import TextRow
@@ -161,18 +161,9 @@ def read_rows(
 
 def read_source(source: Source, columns: Columns | Sequence[str], bad_rows: BadRows) -> Iterator[list[TextRow]]:
     """Read one file whose columns have been checked; the same file gives the same batches. See `read_rows`."""
-    batch = list[TextRow]()
-    chars = 0
     with reading(source):
-        for row in _rows(source, Columns.of(columns), bad_rows):
-            batch.append(row)
-            chars += sum(map(len, row))
-            if len(batch) == BATCH_ROWS or chars >= BATCH_CHARS:
-                yield batch
-                batch = []
-                chars = 0
-    if batch:
-        yield batch
+        rows = _rows(source, Columns.of(columns), bad_rows)
+        yield from batches(rows, BATCH_CHARS, lambda row: sum(map(len, row)), BATCH_ROWS)
 
 
 def _rows(source: Source, columns: Columns, bad_rows: BadRows) -> Iterator[TextRow]:

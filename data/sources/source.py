@@ -95,40 +95,45 @@ def detect(path: Place, name: str, part: int = 0) -> Source:
     compression = _by_magic(COMPRESSION_BY_MAGIC, start)
     if compression is None:
         kind = _by_magic(KIND_BY_MAGIC, start) or kind
-        is_array = kind == JSONL and _text_of(start).startswith(b"[")
-        kind = JSON if is_array else kind
-    problem = _problem(start, kind, compression, data_suffix(path))
+        if kind == JSONL and _text_of(start).startswith(b"["):
+            kind = JSON
+    source = Source(path, kind, compression, part)
+    problem = _problem(source, start)
     if problem:
         raise UserError("{name} = {value}, {problem}", name=name, value=path, problem=problem)
-    return Source(path, kind, compression, part)
+    return source
 
 
 def data_suffix(path: Place | PurePath) -> str:
     """The ending of a data file, without that of its compression; empty where it has none."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    unpacked = suffixes[:-1] if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES else suffixes
-    return unpacked[-1] if unpacked else ""
+    endings = [suffix.lower() for suffix in path.suffixes]
+    return next((ending for ending in reversed(endings) if ending not in COMPRESSED_SUFFIXES), "")
 
 
-def _problem(start: bytes, kind: str, compression: str | None, suffix: str) -> str:
+def _problem(source: Source, start: bytes) -> str:
     """What is wrong with a file that begins so; empty where nothing is."""
     if not start:
         return say("is empty; give a file with rows")
-    if start[TAR_BEGIN:].startswith(TAR) or suffix in TAR_SUFFIXES:
+    if data_suffix(source.path) in TAR_SUFFIXES or start[TAR_BEGIN:].startswith(TAR):
         return say(ARCHIVE)
-    is_table = kind in TABLES
-    if compression is not None:
-        packed = "is packed with {compression}; unpack it first, {kind} packs by itself"
-        return say(packed, compression=compression, kind=kind) if is_table else ""
     stranger = _by_magic(STRANGERS, _text_of(start))
-    if stranger not in (None, NO_STRANGERS.get(kind)):
-        return say(str(stranger), kind=kind)
-    if is_table and _by_magic(KIND_BY_MAGIC, start) is None:
-        does_not_begin = "does not begin like {kind}; it is another format or broken, write it again"
-        return say(ENCRYPTED if start.startswith(b"PARE") else does_not_begin, kind=kind)
-    if kind == TEXT and start.count(b"\0") > MOST_NULS * len(start):
+    if stranger not in (None, NO_STRANGERS.get(source.kind)):
+        return say(str(stranger), kind=source.kind)
+    if source.kind in TABLES and _by_magic(KIND_BY_MAGIC, start) is None:
+        return _no_table(source, start)
+    if (source.kind, source.compression) == (TEXT, None) and start.count(b"\0") > MOST_NULS * len(start):
         return say("holds many NUL bytes and is not UTF-8 text")
     return ""
+
+
+def _no_table(source: Source, start: bytes) -> str:
+    """What is wrong with a file that is called a table, and begins otherwise."""
+    if source.compression is not None:
+        packed = "is packed with {compression}; unpack it first, {kind} packs by itself"
+        return say(packed, compression=source.compression, kind=source.kind)
+    if start.startswith(b"PARE"):
+        return say(ENCRYPTED)
+    return say("does not begin like {kind}; it is another format or broken, write it again", kind=source.kind)
 
 
 def _text_of(start: bytes) -> bytes:

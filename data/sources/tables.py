@@ -28,6 +28,7 @@ BATCH_ROWS, PARQUET_BATCH_BYTES = 256, 8 * 1024**2
 ARROW_ROW_BYTES = 1024  # of an Arrow file, where nothing tells better
 BUFFER, FAR_BUFFER = 1024**2, 8 * 1024**2  # of a column, read at a time; from an address each reading takes its time
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+TEXTS = frozenset({*_BYTES, pa.null()})  # Where all cells of a column are null, it may be one of texts.
 
 
 class Table(Reader):
@@ -143,7 +144,7 @@ def sample_of(kind: pa.DataType) -> Any:
 
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return kind in _BYTES or bool(pa.types.is_null(kind))
+    return kind in TEXTS
 
 
 def _cells(column: pa.Array) -> Iterable[Any]:
@@ -173,7 +174,7 @@ def _cell(scalar: pa.Scalar) -> Any:
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether cells of a type are lists of any length."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+    return isinstance(kind, (pa.ListType, pa.LargeListType))
 
 
 def is_number(kind: pa.DataType) -> bool:

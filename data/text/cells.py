@@ -7,7 +7,11 @@ import json
 import re
 import warnings
 from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
+
+from storage import read_text
 
 NUMPY_STRINGS = re.compile(r"['\"]\s+['\"]")  # ['a' 'b'], which Python reads as ['ab']
 
@@ -26,3 +30,26 @@ def parsed(cell: str) -> Any:
                 warnings.simplefilter("ignore")  # of \\ before an ordinary letter
                 return ast.literal_eval(cell.strip())
         raise ValueError(str(error)) from None
+
+
+def spelled(value: object) -> object:
+    """A number in plain decimals, a truth value as JSON has it; anything else as it is."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float, Decimal)) and Decimal(str(value)).is_finite():
+        return format(Decimal(str(value)), "f")
+    return value
+
+
+def kind_of(value: object) -> str:
+    """The type of a cell, for people."""
+    return "null" if value is None else type(value).__name__
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds; an empty one where it holds none or cannot be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(read_text(path))
+        if isinstance(content, dict):
+            return content
+    return {}

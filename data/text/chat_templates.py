@@ -10,32 +10,31 @@ Source: Hugging Face, "Chat templates"; transformers, `PreTrainedTokenizerBase.s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data.text.cells import json_object
 from settings.errors import UserError, reason_of
 from storage import read_text
 
-FILES = ("chat_template.jinja", "tokenizer_config.json")
-KEY = "chat_template"
 NAMES_FILES = ("tokenizer_config.json", "special_tokens_map.json")  # the second is read where the first is an old one
 T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # where a folder names none
 Messages = Sequence[Mapping[str, str]]
 _tried: set[str] = set()  # templates that have rendered once in a child process
 
 
-def render(source: str, messages: Messages, tokens: Mapping[str, str] | None = None) -> str:
+def render(source: str, messages: Messages, tokens: Mapping[str, str] = T5_TOKENS) -> str:
     """The encoder's text for messages with `role` and `content`, the last of which is to be answered.
 
     Args:
-        tokens: special tokens by name, such as `bos_token`, as `special_tokens` reads them; None: T5's.
+        tokens: special tokens by name, such as `bos_token`, as `special_tokens` reads them.
     Raises:
         UserError: the template is broken, takes too much, or refuses these messages.
     """
     from data.text.jinja_sandbox import rendered, try_in_child
 
-    tokens = T5_TOKENS if tokens is None else tokens
     given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
     try:
         if source not in _tried:
@@ -56,20 +55,15 @@ def special_tokens(folder: str | Path) -> dict[str, str]:
 
     `special_tokens_map.json` counts where `tokenizer_config.json` is of a version that lists no `added_tokens_decoder`.
     """
-    found: dict[str, Any] = {}
+    tokens = dict[str, Any]()
     for file in NAMES_FILES:
-        try:
-            content: Any = json.loads(read_text(Path(folder) / file))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if not isinstance(content, dict):
-            continue
-        found |= {name: token for name, token in content.items() if name.endswith("_token")}
-        if isinstance(extra := content.get("extra_special_tokens"), dict):
-            found |= extra
+        content = json_object(Path(folder) / file)
+        tokens |= {name: token for name, token in content.items() if name.endswith("_token")}
+        extra = content.get("extra_special_tokens")
+        tokens |= extra if isinstance(extra, dict) else {}
         if "added_tokens_decoder" in content:
             break
-    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
@@ -79,21 +73,30 @@ def read_chat_template(folder: str | Path) -> str | None:
     Raises:
         UserError: a file cannot be read.
     """
-    for name in FILES:
+    for name, template_in in FILES.items():
         path = Path(folder) / name
         try:
-            text = read_text(path)
-            found = text if path.suffix == ".jinja" else json.loads(text).get(KEY)
+            template = template_in(read_text(path))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise UserError("{path}: cannot be read ({error}); copy the folder again", path=path, error=error) from None
-        if isinstance(found, list):
-            named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-            found = named.get("default")
-        if isinstance(found, str) and found.strip():
-            return found
+        if isinstance(template, str) and template.strip():
+            return template
     return None
+
+
+def _of_config(text: str) -> object:
+    template = json.loads(text).get("chat_template")
+    if isinstance(template, list):
+        for choice in template:
+            match choice:
+                case {"name": "default", "template": default}:
+                    return default
+    return template
+
+
+FILES: dict[str, Callable[[str], object]] = {"chat_template.jinja": str, "tokenizer_config.json": _of_config}
 
 
 def as_jinja(before: str, after: str, before_with_rules: str, after_with_rules: str, prefix: str) -> str:
@@ -102,8 +105,9 @@ def as_jinja(before: str, after: str, before_with_rules: str, after_with_rules: 
     Args:
         before, after: what stands around a prompt; with_rules: the same where {system} is filled in. prefix: before everything.
     """
-    ends_open = not after
-    glue = '"" if ns.last in " \\n\\t\\r" and ns.last else "\\n"' if ends_open else _literal(_glue(after))
+    glue = '"" if ns.last in " \\n\\t\\r" and ns.last else "\\n"'  # the end of the question decides
+    if after:
+        glue = _literal(glue_after(after))
     return "".join(
         [
             '{%- set ns = namespace(rules="", last="") -%}',
@@ -119,9 +123,9 @@ def as_jinja(before: str, after: str, before_with_rules: str, after_with_rules: 
     )
 
 
-def _glue(after: str) -> str:
-    """What is between a question and its answer in the turns before, where something stands behind the question."""
-    return "" if after[-1].isspace() or not after[-1].isascii() else " "
+def glue_after(text: str) -> str:
+    """What is between a question that ends so and its answer, in the turns before."""
+    return " " if re.search(r"[!-~]\Z", text) else ""
 
 
 def _with_rules(text: str) -> str:

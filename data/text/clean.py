@@ -44,12 +44,9 @@ def fault(texts: Sequence[str]) -> str | None:
 
 def normalise(text: str) -> str:
     """Give the clean form of a text; it is its own clean form."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
-    text = _CONTROLS.sub("", _LINE_ENDS.sub("\n", text))
+    text = _CONTROLS.sub("", _LINE_ENDS.sub("\n", unicodedata.normalize("NFC", text)))
     text = _LINE_EDGES.sub("\n", _BLANKS.sub(" ", text))
-    text = _EMPTY_LINES.sub("\n\n", text).strip()
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", _EMPTY_LINES.sub("\n\n", text).strip())
 
 
 def letter_share(text: str) -> float:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from data.text.cells import parsed
+from data.text.cells import kind_of, parsed
 from data.text.clean import Dropped, fault, normalise
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from language import join, say
@@ -27,7 +28,6 @@ ROLES = {
 }  # fmt: skip
 ANSWERS = "answers"  # the form of pairs that may have several right answers
 MESSAGES_COLUMNS = ("messages", "conversations")  # names that are recognised by themselves
-_KEYS = (("role", "content"), ("from", "value"))
 TextRow = tuple[str, ...]
 
 
@@ -59,75 +59,69 @@ def turns_of(cell: object) -> list[Turn]:
     """
     if isinstance(cell, str):
         try:
-            cell = parsed(cell) if cell.strip() else []
+            cell = parsed(cell) if cell.strip() else None
         except ValueError as error:
             raise ValueError(say("holds no list of turns ({error})", error=error)) from None
-    if cell is None:
-        return []
-    if isinstance(cell, dict):
-        cell = [cell]
-    if not isinstance(cell, list):
-        raise ValueError(say("holds {kind}, not a list of turns", kind=type(cell).__name__))
-    return [turn for number, entry in enumerate(cell, 1) for turn in _turns(entry, number)]
+    entries: list[object]
+    match cell:
+        case None:
+            entries = []
+        case dict():
+            entries = [cell]
+        case list():
+            entries = cell
+        case _:
+            raise ValueError(say("holds {kind}, not a list of turns", kind=kind_of(cell)))
+    return [turn for number, entry in enumerate(entries, 1) for turn in _turns(entry, number)]
 
 
-def _turns(entry: object, number: int) -> Iterator[Turn]:
+def _turns(entry: object, number: int) -> list[Turn]:
     """The turns of one entry: one message, or a question and its answer."""
-    if isinstance(entry, dict):
-        for role_key, text_key in _KEYS:
-            if role_key in entry:
-                role = ROLES.get(str(entry[role_key]).lower())
-                if role is None:
-                    allowed = join(", ", ROLES)
-                    raise ValueError(
-                        say(
-                            "turn {number} has the role {value}; allowed: {allowed}",
-                            number=number,
-                            value=listed([entry[role_key]]),
-                            allowed=allowed,
-                        )
-                    )
-                yield role, _text(entry.get(text_key), number)
-                return
-        raise ValueError(
-            say(
-                "turn {number} has neither role and content nor from and value; it has {entry}",
-                number=number,
-                entry=listed(entry),
+    match entry:
+        case {"role": role, "content": content} | {"from": role, "value": content}:
+            return [(_role(role, number), _text(content, number))]
+        case {"role": role}:
+            return [(_role(role, number), _text(None, number))]
+        case [question, answer]:
+            return [(USER, _text(question, number)), (ASSISTANT, _text(answer, number))]
+        case dict():
+            raise ValueError(
+                say(
+                    "turn {number} has neither role and content nor from and value; it has {entry}",
+                    number=number,
+                    entry=listed(entry),
+                )
             )
-        )
-    if not isinstance(entry, list) or len(entry) != 2:
-        raise ValueError(say("turn {number} is neither a message nor a [question, answer] pair", number=number))
-    yield USER, _text(entry[0], number)
-    yield ASSISTANT, _text(entry[1], number)
+    raise ValueError(say("turn {number} is neither a message nor a [question, answer] pair", number=number))
+
+
+def _role(name: object, number: int) -> str:
+    try:
+        return ROLES[str(name).lower()]
+    except KeyError:
+        message = "turn {number} has the role {value}; allowed: {allowed}"
+        raise ValueError(say(message, number=number, value=listed([name]), allowed=join(", ", ROLES))) from None
 
 
 def _text(content: object, number: int) -> str:
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+    if isinstance(content, list):
         content = "".join(_part(part, number) for part in content)
     if not isinstance(content, str):
-        raise ValueError(
-            say(
-                "turn {number} holds {kind}, not a text",
-                number=number,
-                kind="null" if content is None else type(content).__name__,
-            )
-        )
+        raise ValueError(say("turn {number} holds {kind}, not a text", number=number, kind=kind_of(content)))
     if not is_encodable(content):
         raise ValueError(say("turn {number} holds half of a surrogate pair", number=number))
     return content
 
 
-def _part(part: dict[str, object], number: int) -> str:
+def _part(part: object, number: int) -> str:
     """The text of a part of a message. In Arrow, parts of all kinds have all keys, null where they do not apply."""
-    kind, text = part.get("type"), part.get("text")
-    if kind not in (None, "text") or not isinstance(text, str):
-        raise ValueError(
-            say(
-                "turn {number} holds a part of the type {value}; only text is read", number=number, value=listed([kind])
-            )
-        )
-    return text
+    match part:
+        case {"type": kind} if kind not in (None, "text"):
+            message = "turn {number} holds a part of the type {value}; only text is read"
+            raise ValueError(say(message, number=number, value=listed([kind])))
+        case {"text": str(text)}:
+            return text
+    raise ValueError(say("turn {number} holds {kind}, not a text", number=number, kind="list"))
 
 
 @dataclass(frozen=True)
@@ -153,38 +147,42 @@ class Examples:
         """Make the examples of rows, and leave out the blank and the bad ones."""
         left = Usable()
         for place, row in enumerate(rows):
-            references = json.loads(row[1])[1:] if self.form == ANSWERS else []
             for before, raw in self.parts(row):
                 texts = tuple(map(self._cleaned, raw))
-                if (unfit := self.unfit(texts)) is not None:
-                    left.dropped.add(unfit, texts)
-                elif not all(text and not text.isspace() for text in texts):
-                    left.blank += 1
-                elif self.clean and (reason := fault(texts)) is not None:
+                reason = self.unfit(texts)
+                is_blank = not all(map(str.strip, texts))
+                if self.clean and not is_blank and reason is None:
+                    reason = fault(texts)
+                if reason is not None:
                     left.dropped.add(reason, texts)
+                elif is_blank:
+                    left.blank += 1
                 else:
-                    turns: list[Turn] = []
+                    turns = list[Turn]()
                     if self.template is not None:
                         turns = [(role, self._cleaned(text)) for role, text in before]
                         turns.append((USER, texts[0]))
                         texts = (self.template.prompt(turns), *texts[1:])
                     left.texts.append(texts)
                     left.turns.append(turns)
-                    left.references.append([self._cleaned(text) for text in references])
+                    left.references.append([self._cleaned(text) for text in self._other_answers(row)])
                     left.places.append(place)
         return left
 
     def _cleaned(self, text: str) -> str:
         return normalise(text) if self.clean else text
 
+    def _other_answers(self, row: TextRow) -> list[str]:
+        return json.loads(row[1])[1:] if self.form == ANSWERS else []
+
     def texts(self, row: TextRow) -> list[str]:
         """The texts that a row holds, for training a tokenizer."""
-        if self.form == "plain":
-            return list(row)
-        if self.form == ANSWERS:
-            return [row[0], *json.loads(row[1])]
-        turns = json.loads(row[-1])
-        return [*row[:-1], *(text for _, text in turns)]
+        match self.form:
+            case "plain":
+                return list(row)
+            case "answers":
+                return [row[0], *json.loads(row[1])]
+        return [*row[:-1], *(text for _, text in turns_in(row))]
 
     def unfit(self, texts: TextRow) -> str | None:
         """Say why an example cannot be learnt though none of its texts is blank; None: it can."""
@@ -192,21 +190,23 @@ class Examples:
 
     def parts(self, row: TextRow) -> Iterator[tuple[list[Turn], TextRow]]:
         """For each example of a row: the turns before, and the prompt with its answer or answers."""
-        if self.form == "plain":
-            yield [], row
-            return
-        if self.form == ANSWERS:
-            yield [], (row[0], json.loads(row[1])[0])
-            return
-        turns = turns_in(row)
-        if self.form == "history":
-            turns += [(USER, row[0]), (ASSISTANT, row[1])]
-        answers = [at for at in range(1, len(turns)) if turns[at][0] == ASSISTANT and turns[at - 1][0] == USER]
-        chosen = answers if self.each_turn else answers[-1:]
-        for at in chosen:
-            yield turns[: at - 1], (turns[at - 1][1], turns[at][1])
-        if not chosen:
+        match self.form:
+            case "plain":
+                yield [], row
+                return
+            case "answers":
+                yield [], (row[0], json.loads(row[1])[0])
+                return
+            case "history":
+                turns = [*turns_in(row), (USER, row[0]), (ASSISTANT, row[1])]
+            case _:
+                turns = turns_in(row)
+        roles = [role for role, _ in turns]
+        questions = [at for at, asked in enumerate(pairwise(roles)) if asked == (USER, ASSISTANT)]
+        if not questions:
             yield [], ("", "")  # A row without a question that has an answer is a blank one.
+        for at in questions if self.each_turn else questions[-1:]:
+            yield turns[:at], (turns[at][1], turns[at + 1][1])
 
 
 def turns_in(row: TextRow) -> list[Turn]:

@@ -14,12 +14,14 @@ from math import isinf, isnan
 from typing import Any
 
 from data.batches.collate import IGNORED_LABEL
-from data.text.cells import NUMPY_STRINGS, parsed
+from data.text.cells import NUMPY_STRINGS, kind_of, parsed
 from language import join, say
 from settings.fields import counted, listed
 
 Span = tuple[int, int]  # where a letter or word begins, and where it ends
 MOST_LABELS = 4096
+# By what `_name` makes of the cells of a mask.
+MASKS: dict[str | None, bool] = {"1": True, "true": True, "True": True, "0": False, "false": False, "False": False}
 LARGEST_NUMBER = 3.4028234e38  # that float32 holds, in which labels are stored
 
 
@@ -33,20 +35,21 @@ def label_of(cell: object, mask: object = None) -> list[str | None]:
     """
     if _is_list(cell):
         raise ValueError(say("holds a list; a text has one label (several labels per text are not supported)"))
-    labels = _masked([cell], [True if mask is None else mask])
-    if mask is None and labels == [None]:
+    labels = [_name(cell)]
+    if mask is not None:
+        return _masked(labels, [mask])
+    if labels == [None]:
         raise ValueError(say("is missing"))
     return labels
 
 
 def labels_of(cell: object, mask: object = None) -> list[str | None]:
     """The labels of the letters or words of a text, None where they are masked; see `label_of`."""
-    entries = _entries(cell)
-    return _masked(entries, [True] * len(entries) if mask is None else _entries(mask))
+    labels = [_name(entry) for entry in _entries(cell)]
+    return labels if mask is None else _masked(labels, _entries(mask))
 
 
-def _masked(entries: Sequence[object], mask: Sequence[object]) -> list[str | None]:
-    labels = [_name(entry) for entry in entries]
+def _masked(labels: Sequence[str | None], mask: Sequence[object]) -> list[str | None]:
     counts = [_counts(entry) for entry in mask]
     if len(counts) != len(labels):
         raise ValueError(
@@ -61,17 +64,19 @@ def numbered(labels: Sequence[str | None], names: Sequence[str]) -> list[float |
     Raises:
         ValueError: with what is wrong.
     """
-    places = {name: place for place, name in enumerate(names)}
-    if unknown := [label for label in labels if label is not None and names and label not in places]:
+    if not names:
+        return [None if label is None else _number(label) for label in labels]
+    numbers: dict[str | None, float | None] = {**dict(zip(names, range(len(names)), strict=True)), None: None}
+    try:
+        return [numbers[label] for label in labels]
+    except KeyError as error:
         raise ValueError(
             say(
                 "has the label {label!r}, which is none of {names}; name all with --labels",
-                label=unknown[0][:60],
+                label=error.args[0][:60],
                 names=listed(names),
             )
-        )
-    number = places.__getitem__ if names else _number
-    return [None if label is None else number(label) for label in labels]
+        ) from None
 
 
 def in_order(names: Sequence[str]) -> list[str]:
@@ -96,12 +101,14 @@ def spans_of(text: str, count: int, is_protein: bool = False) -> list[Span]:
     Raises:
         ValueError: it has neither `count` letters nor words.
     """
-    words = [] if is_protein else [match.span() for match in re.finditer(r"\S+", text)]
-    if words and len(words) == count and (count > 1 or len(text) > 1):
+    words = [match.span() for match in re.finditer(r"\S+", text)]
+    if len(words) == count > 0 and not is_protein:
         return words
     if len(text) == count:
         return [(at, at + 1) for at in range(count)]
-    sizes = [counted(len(text), "letter"), *([counted(len(words), "word")] if len(words) > 1 else [])]
+    sizes = [counted(len(text), "letter")]
+    if len(words) > 1:
+        sizes.append(counted(len(words), "word"))
     raise ValueError(say("has {count:,} labels, its text {letters}", count=count, letters=join(", ", sizes)))
 
 
@@ -112,36 +119,37 @@ def words_of(cell: object) -> object:
             return words_of(parsed(cell))
     if not isinstance(cell, list):
         return cell
-    if not all(isinstance(word, str) and word and len(word.split()) == 1 for word in cell):
+    if not all(isinstance(word, str) and len(word.split()) == 1 for word in cell):
         raise ValueError(say("holds a list in which some word is empty, has blanks or is no text"))
     return " ".join(cell)
 
 
+def _unpacked(cell: object) -> object:
+    """What a cell holds, also where it is the text of a list, as CSV files have it; ValueError where that is broken."""
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        return parsed(cell)
+    return cell
+
+
 def _is_list(cell: object) -> bool:
-    """Whether a cell is a list, or the text of one, as CSV files have it."""
-    if not isinstance(cell, str):
-        return isinstance(cell, list)
-    if not cell.lstrip().startswith("["):
-        return False
-    with suppress(ValueError):  # a name may begin like a list
-        return isinstance(parsed(cell), list)
-    return NUMPY_STRINGS.search(cell) is not None
+    try:
+        return isinstance(_unpacked(cell), list)
+    except ValueError:  # A name may begin like a list.
+        return NUMPY_STRINGS.search(str(cell)) is not None
 
 
 def _entries(cell: object) -> list[Any]:
     """The entries of a cell: a list, JSON or a Python literal of one, names with blanks between them, or letters."""
-    if isinstance(cell, str) and cell.lstrip().startswith("["):
-        try:
-            cell = parsed(cell)
-        except ValueError as error:
-            raise ValueError(say("holds no list ({error})", error=error)) from None
-    elif isinstance(cell, str):
-        words = cell.split()
-        return words if len(words) > 1 else list(cell.strip())
-    if not isinstance(cell, list):
-        kind = "null" if cell is None else type(cell).__name__
-        raise ValueError(say("is {kind}, not a list and not a text of letters", kind=kind))
-    return cell
+    try:
+        entries = _unpacked(cell)
+    except ValueError as error:
+        raise ValueError(say("holds no list ({error})", error=error)) from None
+    if isinstance(entries, str):
+        words = entries.split()
+        return words if len(words) > 1 else list(entries.strip())
+    if not isinstance(entries, list):
+        raise ValueError(say("is {kind}, not a list and not a text of letters", kind=kind_of(entries)))
+    return entries
 
 
 def _name(entry: object) -> str | None:
@@ -162,10 +170,8 @@ def _digits(number: float | Decimal) -> str | None:
         return None
     if isinf(number):
         raise ValueError(say("holds {entry}, which is no label; leave it empty where there is none", entry=number))
-    text = format(Decimal(str(number)), "f")  # By int(), 1e23 would be 99999999999999991611392.
-    if "." in text:
-        text = text.rstrip("0").rstrip(".")
-    return text if number else "0"
+    shortest = (Decimal(str(number)) + 0).normalize()  # By int(), 1e23 would be 99999999999999991611392.
+    return format(shortest, "f")
 
 
 def _number(label: str) -> float:
@@ -185,8 +191,7 @@ def _number(label: str) -> float:
 
 
 def _counts(entry: object) -> bool:
-    if entry in (1, True, "1", 1.0, "true", "True"):
-        return True
-    if entry in (0, False, "0", 0.0, "false", "False"):
-        return False
-    raise ValueError(say("has {entry!r} in its mask; allowed: 0 and 1", entry=str(entry)[:60]))
+    try:
+        return MASKS[_name(entry)]
+    except (KeyError, ValueError):
+        raise ValueError(say("has {entry!r} in its mask; allowed: 0 and 1", entry=str(entry)[:60])) from None

@@ -44,31 +44,31 @@ def parted(before: list[Turn], answers: Sequence[list[Turn]]) -> tuple[list[Turn
     Raises:
         ValueError: answers differ in other turns than their last, or no question comes before them.
     """
-    shared = 0
-    while shared < min(map(len, answers)) - 1 and all(turns[shared] == answers[0][shared] for turns in answers):
-        shared += 1
-    begin = answers[0][:shared]
-    if any(len(turns) != shared + 1 or turns[-1][0] != ASSISTANT for turns in answers):
+    begin = next(iter(answers), [])[:-1]
+    if any(turns[:-1] != begin or ASSISTANT not in dict(turns[-1:]) for turns in answers):
         raise ValueError(
             say("do not end with one answer each, after the same turns")
             if len(answers) > 1
             else say("ends with no answer")
         )
-    said = {(role, text.strip()) for role, text in begin}
-    if before and begin and not all((role, text.strip()) in said for role, text in before):
+    question = begin or before
+    if begin and not _spoken(before) <= _spoken(begin):
         if (before[-1][0], begin[0][0]) == (USER, USER):
             raise ValueError(say("begin with another question than the prompt"))
-        begin = before + begin
-    asked = begin or before
-    if not asked or asked[-1][0] != USER:
+        question = before + begin
+    if USER not in dict(question[-1:]):
         raise ValueError(say("stand under no question"))
-    return asked, [turns[-1][1] for turns in answers]
+    return question, [turns[-1][1] for turns in answers]
+
+
+def _spoken(turns: Sequence[Turn]) -> set[Turn]:
+    return {(role, text.strip()) for role, text in turns}
 
 
 def answers_fault(texts: Sequence[str]) -> str | None:
     """Say why a row of prompt, chosen and rejected cannot be learnt; None: it can."""
-    _, chosen, rejected = (text.strip() for text in texts)
-    if not chosen or not rejected:
+    _, chosen, rejected = map(str.strip, texts)
+    if "" in (chosen, rejected):
         return EMPTY
     return EQUAL if chosen == rejected else None
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data.text.chat_templates import T5_TOKENS, as_jinja, read_chat_template, render, special_tokens
+from data.text.chat_templates import T5_TOKENS, as_jinja, glue_after, read_chat_template, render, special_tokens
 from language import join, say
 from settings.declared import DataConfig
 from settings.errors import UserError
@@ -37,6 +37,7 @@ TEMPLATES = {
 }
 Turn = tuple[str, str]  # role and text
 
+_JINJA = re.compile(r"\{[%{]")
 _PLACE = re.compile(r"\{([A-Za-z_]+)\}")
 _SYSTEM_PLACE = re.compile(r"\{system\}\s*")
 
@@ -60,37 +61,35 @@ class Template:
     tokens: dict[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def load(cls, name_or_text: str, prefix: str = "", tokens: Mapping[str, str] | None = None) -> Template:
+    def load(cls, name_or_text: str, prefix: str = "", tokens: Mapping[str, str] = T5_TOKENS) -> Template:
         """Find a template by name, or take a text as one; in a text, backslash and n are a line end.
 
         Args:
-            tokens: the special tokens that a chat template may name; None: T5's.
+            tokens: the special tokens that a chat template may name.
         Raises:
             UserError: no such name, or a text without {prompt} or with an unknown place.
         """
-        asked = name_or_text.strip()
-        if asked in TEMPLATES:
-            return cls(TEMPLATES[asked], _unescaped(prefix), asked)
-        if "{%" in name_or_text or "{{" in name_or_text:
-            given = dict(T5_TOKENS if tokens is None else tokens)
-            return cls("", _unescaped(prefix), name_or_text, jinja=name_or_text, tokens=given)
+        name = name_or_text.strip()
+        prefix = _unescaped(prefix)
+        if name in TEMPLATES:
+            return cls(TEMPLATES[name], prefix, name)
+        if _JINJA.search(name_or_text):
+            return cls("", prefix, name_or_text, jinja=name_or_text, tokens=dict(tokens))
         text = _unescaped(name_or_text)
-        places = _PLACE.findall(text)
-        problem = ""
+        places = sorted(_PLACE.findall(text))
+        unknown = sorted(set(places) - {"prompt", SYSTEM})
         if not places:
-            problem = say(
-                "is not a name of a template ({templates}, {chat_template}), no text with {{prompt}} in it and no "
-                "Jinja",
-                templates=join(", ", TEMPLATES),
-                chat_template=CHAT_TEMPLATE,
+            message = (
+                "is not a name of a template ({templates}, {chat_template}), no text with {{prompt}} in it and no Jinja"
             )
-        elif unknown := sorted(set(places) - {"prompt", SYSTEM}):
+            problem = say(message, templates=join(", ", TEMPLATES), chat_template=CHAT_TEMPLATE)
+        elif unknown:
             problem = say("has the unknown place {{{unknown}}}; allowed: {{prompt}} and {{system}}", unknown=unknown[0])
-        elif places.count("prompt") != 1 or places.count(SYSTEM) > 1:
+        elif places not in (["prompt"], ["prompt", SYSTEM]):
             problem = say("needs {prompt} exactly once, and {system} once at most")
-        if problem:
-            raise UserError("--prompt_template = {name_or_text}, {problem}", name_or_text=name_or_text, problem=problem)
-        return cls(text, _unescaped(prefix), text)
+        else:
+            return cls(text, prefix, text)
+        raise UserError("--prompt_template = {name_or_text}, {problem}", name_or_text=name_or_text, problem=problem)
 
     @classmethod
     def read(cls, folder: str | Path) -> Template | None:
@@ -102,12 +101,12 @@ class Template:
         path = Path(folder) / FILE_NAME
         try:
             content = json.loads(read_text(path))
-            tokens = content.get("special_tokens", {})
-            found = cls.load(str(content["prompt_template"]), str(content["source_prefix"]), dict(tokens))
-            return replace(found, turns=content.get("turns") is True)
+            tokens = dict(content.get("special_tokens", {}))
+            template = cls.load(str(content["prompt_template"]), str(content["source_prefix"]), tokens)
+            return replace(template, turns=content.get("turns") is True)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 "{path}: cannot be read ({error}); copy the folder again, or delete the file", path=path, error=error
             ) from None
@@ -115,7 +114,7 @@ class Template:
     def save(self, folder: str | Path) -> None:
         """Write it into an existing folder, for `read`; a plain one needs no file."""
         path = Path(folder) / FILE_NAME
-        if self == Template() and not self.turns:
+        if self.is_plain:
             path.unlink(missing_ok=True)
             return
         facts = self.facts()
@@ -123,6 +122,11 @@ class Template:
             facts["turns"] = True
         text = json.dumps(facts, indent=1, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf8")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a prompt stands alone, so that there is nothing to remember."""
+        return self == Template() and not self.turns
 
     def facts(self) -> dict[str, Any]:
         """What `read` needs, and what shards are known by."""
@@ -139,21 +143,20 @@ class Template:
         Raises:
             ValueError: the last turn is not the user's.
         """
-        given = [text for role, text in turns if role == SYSTEM]
-        rules = system if system is not None else "\n".join(given)
+        if system is None:
+            system = "\n".join(text for role, text in turns if role == SYSTEM)
         spoken = [turn for turn in turns if turn[0] != SYSTEM]
-        if not spoken or spoken[-1][0] != USER:
+        if USER not in dict(spoken[-1:]):
             raise ValueError(say("the last turn must be the user's"))
         if self.jinja:
-            said = [*([(SYSTEM, rules)] if rules else []), *spoken]
-            return self.prefix + render(
-                self.jinja, [{"role": role, "content": text} for role, text in said], self.tokens
-            )
+            rules = [(SYSTEM, system)] if system else []
+            messages = [{"role": role, "content": text} for role, text in rules + spoken]
+            return self.prefix + render(self.jinja, messages, self.tokens)
         written = self.prefix
         for role, text in spoken:
             if role == USER:
-                written += self._filled(text, rules)
-                rules = ""  # stands once, at the top
+                written += self._filled(text, system)
+                system = ""  # The rules stand once, at the top.
             else:
                 written += f"{self._glue(written)}{text}\n"
         return written
@@ -165,10 +168,10 @@ class Template:
             written: may have lost blanks at both ends.
         """
         before, after = self.around()
-        body = written.removeprefix(self.prefix.strip()) if self.prefix.strip() else written
-        if not body.rstrip().endswith(after.strip()):
+        body = written.removeprefix(self.prefix.strip()).rstrip()
+        if not body.endswith(after.strip()):
             return written
-        body = body.rstrip().removesuffix(after.strip())
+        body = body.removesuffix(after.strip())
         at = body.rfind(before.strip()) if before.strip() else 0
         return written if at < 0 else body[at + len(before.strip()) :].strip()
 
@@ -183,13 +186,12 @@ class Template:
     def chat_template(self) -> str | None:
         """The same as Jinja, for other programs; None where a prompt stands alone."""
         if self.jinja:
-            return (
-                f"{{{{- {json.dumps(self.prefix, ensure_ascii=False)} -}}}}{self.jinja}" if self.prefix else self.jinja
-            )
-        if self == Template() and not self.turns:
+            prefix = f"{{{{- {json.dumps(self.prefix, ensure_ascii=False)} -}}}}" if self.prefix else ""
+            return prefix + self.jinja
+        if self.is_plain:
             return None
-        with_rules = self.text.split("{prompt}")
-        return as_jinja(*self.around(), with_rules[0], with_rules[1], self.prefix)
+        before_with_rules, after_with_rules = self.text.split("{prompt}")
+        return as_jinja(*self.around(), before_with_rules, after_with_rules, self.prefix)
 
     def _filled(self, prompt: str, system: str) -> str:
         text = self.text if system else _SYSTEM_PLACE.sub("", self.text)
@@ -200,9 +202,7 @@ class Template:
         """What is between a question and its answer in the turns before."""
         if not written or written[-1].isspace():
             return ""
-        if self.text.endswith("{prompt}"):
-            return "\n"
-        return " " if written[-1].isascii() else ""
+        return "\n" if self.text.endswith("{prompt}") else glue_after(written)
 
 
 def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
@@ -211,12 +211,13 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
     Raises:
         UserError: the settings or the file beside the tokenizer are wrong.
     """
-    found = Template.read(tokenizer_dir)
-    theirs = read_chat_template(tokenizer_dir) if found is None or data.prompt_template == CHAT_TEMPLATE else None
-    tokens = (found.tokens if found else {}) or T5_TOKENS | special_tokens(tokenizer_dir)
-    found = found or replace(Template.load(theirs or PLAIN), turns=theirs is not None)
-    name = found.name if data.prompt_template == AUTO else data.prompt_template
-    if name == CHAT_TEMPLATE:
+    saved = Template.read(tokenizer_dir)
+    asks_for_theirs = data.prompt_template == CHAT_TEMPLATE
+    theirs = read_chat_template(tokenizer_dir) if saved is None or asks_for_theirs else None
+    if saved is None:
+        saved = replace(Template.load(theirs or PLAIN), turns=theirs is not None, tokens={})
+    name = saved.name if data.prompt_template == AUTO else data.prompt_template
+    if asks_for_theirs:
         if theirs is None:
             raise UserError(
                 "--prompt_template = {chat_template}, {tokenizer_dir} has none; allowed: {templates}, or a text with "
@@ -226,8 +227,9 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
                 templates=join(", ", TEMPLATES),
             )
         name = theirs
-    made = Template.load(name, found.prefix if data.source_prefix == AUTO else data.source_prefix or "", tokens)
-    return replace(made, turns=found.turns)  # what was learnt stays learnt
+    prefix = saved.prefix if data.source_prefix == AUTO else data.source_prefix
+    tokens = saved.tokens or T5_TOKENS | special_tokens(tokenizer_dir)
+    return replace(Template.load(name, prefix or "", tokens), turns=saved.turns)  # What was learnt stays learnt.
 
 
 def _unescaped(text: str) -> str:

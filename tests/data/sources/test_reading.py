@@ -128,6 +128,12 @@ def test_a_line_of_text_of_any_length_is_read_in_parts(tmp_path: Path, monkeypat
     assert "".join(row[0] for row in rows_of(tmp_path / "a.txt", ("text",))) == text
 
 
+def test_a_lone_carriage_return_in_the_header_of_tsv_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_bytes(b'prompt\tresp\ronse\nq\t"a"\n')
+    with pytest.raises(UserError, match=r"a\.tsv, line 1: is not TSV"):
+        rows_of(tmp_path / "a.tsv")
+
+
 def test_a_quote_in_tsv_is_a_letter_and_swallows_no_row(tmp_path: Path) -> None:
     rows = [('"Stop', "he said"), ('"quoted"', 'a "" b'), ('5" wide', '"'), ("last", "row")]
     (tmp_path / "a.tsv").write_text("".join("\t".join(row) + "\n" for row in [COLUMNS, *rows]))

@@ -60,8 +60,9 @@ def test_wrong_templates_are_user_errors(asked: str, words: list[str]) -> None:
     assert all(word in str(caught.value) for word in words)
 
 
-def test_a_broken_file_is_a_user_error(tmp_path: Path) -> None:
-    (tmp_path / "prompt_template.json").write_text("{")
+@pytest.mark.parametrize("content", ["{", "[1]", '{"x": 1}'])
+def test_a_broken_file_is_a_user_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "prompt_template.json").write_text(content)
     with pytest.raises(UserError, match="cannot be read"):
         Template.read(tmp_path)
 
