@@ -19,6 +19,7 @@ from benchmarks.parts import children
 from benchmarks.parts.results import markdown, write_section
 from data.prepare.data_tokenizer import train_data_tokenizer
 from data.prepare.training_data import find_training_data
+from data.tokenizers.sample import LARGE
 from devices.cores import usable_cores
 from settings.fields import counted
 from settings.loading import load
@@ -71,7 +72,8 @@ def main(megabytes: int) -> None:
         path = long_texts(folder / "text.jsonl", prose(folder), megabytes * 10**6)
         size = path.stat().st_size
         config = load("tokenizer", {"train_file": str(path), "cache_dir": place, "vocab_size": "16384"})
-        train_data_tokenizer(config, find_training_data(config)).save(folder / "tokenizer")
+        data = find_training_data(config.data, False)
+        train_data_tokenizer(config.data, "bpe", config.model.vocab_size, data, LARGE).save(folder / "tokenizer")
         runs = []
         for turn in range(REPEATS):
             runs.append(measure("library", str(path), str(folder / "tokenizer")))

@@ -132,8 +132,10 @@ def _with_table(config: Config) -> Config:
         with suppress(UserError, NotMade):  # said where the rows are looked at
             if (data := look(config, find_prepared, config)) is not None:
                 tokens = Tokenizer.load(data.tokenizer_dir).size
-            elif (sample := look(config, estimate_lengths, config)) is not None:
-                tokens = sample.vocabulary
+            else:
+                groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
+                sample = look(config, estimate_lengths, *groups)
+                tokens = 0 if sample is None else sample.vocabulary
     return config.changed(vocab_size=rows_for(tokens)) if tokens else config
 
 
@@ -332,7 +334,7 @@ def _about_rows(config: Config) -> int:
     if config.data.train_file is None:
         return 0
     with suppress(UserError, OSError):
-        data = look(config, find_training_data, config, only_if_made)
+        data = look(config, find_training_data, config.data, config.train.is_finetune, only_if_made)
         if data.task.is_windowed:
             rows = about_tokens(data.sources) // lengths_of(config.data, data.objective).raw_tokens
         else:
@@ -360,10 +362,11 @@ def _rows(config: Config) -> Table:
         if prepared is not None:
             loader = StepLoader(prepared.train_dir, prepared.objective, config)
             tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-            return table_of_shards(config, prepared, loader, tokenizer, SHOWN_ROWS)
-        known = config.data.tokenizer_dir != AUTO
-        worded = None if known else Path(config.data.cache_dir)
-        return look(config, table_of_files, config, SHOWN_ROWS, only_if_made, worded)[1]
+            return table_of_shards(config.data, prepared, loader, tokenizer, SHOWN_ROWS)
+        rows = look(config, find_training_data, config.data, config.train.is_finetune, only_if_made)
+        is_known = config.data.tokenizer_dir != AUTO and config.data.extra_tokens is None
+        folder = Path(config.data.tokenizer_dir) if is_known else None
+        return look(config, table_of_files, config.data, rows, config.cleaning, SHOWN_ROWS, folder)
     return []
 
 

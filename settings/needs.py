@@ -13,7 +13,7 @@ from settings.tasks import MODEL_HEADS, default_objective
 STRENGTH = (None, *ORIGINS)
 
 
-def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
+def without_effect(config: Config, decided: Collection[str], objective: str = "") -> list[Message]:
     """The settings that the user has named in vain, each in a sentence.
 
     A default is never one of them, and neither is a value whose need was changed by something stronger, as the flag
@@ -21,9 +21,12 @@ def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
 
     Args:
         decided: the settings whose values nothing will change any more; what needs others is not looked at.
+        objective: that the data have decided; empty: as the settings say.
     """
     settings, values, origins = settings_by_name(), config.as_dict(), dict(config.origins)
-    values["objective"] = _objective_of(config)
+    values["objective"] = objective or _objective_of(config)
+    if objective:  # An edited line is a default for all data: rows of another kind stand over it, as a file does.
+        origins["objective"] = "file"
     problems = list[Message]()
     for name, (_, member) in settings.items():
         if not _is_chosen(config, name, values[name], member.default):

@@ -181,6 +181,9 @@ def _read(config: Config, data: ProbeData, num_micro_batches: int) -> list[Any]:
 def random_batch(config: Config, rows: MicroBatchRows, seed: int) -> Batch:
     """Rows of these source and target lengths with random ids."""
     batch: Batch = config.task.random_batch(
-        rows, config.model, np.random.default_rng(seed), config.task.stores_reference(config)
+        rows,
+        config.model,
+        np.random.default_rng(seed),
+        config.task.stores_reference(config.train, config.preference, config.lora),
     )
     return batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -13,7 +14,7 @@ from data.sources.source import Source, detect
 from data.task import Table, Task
 from formats import TSV
 from language import join, say
-from settings.declared import Config
+from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import counted, listed
 
@@ -25,19 +26,19 @@ GROUPS = {
     "validation": "{files} named as validation data, first {file}",
     "unheeded": "{files} named as validation or test data, because none is named train, first {file}",
 }
+TITLES = {False: "not read", True: "read too"}
 
 
-def passed_over(config: Config, task: Task) -> Table:
+def passed_over(data: DataConfig, task: Task) -> Table:
     """Files and columns of the data that are not read, and how files were taken; none where that cannot be told."""
     table: Table = []
-    for name in ("train_file", "validation_file"):
-        spec = getattr(config.data, name)
+    files = {"--train_file": data.train_file, "--validation_file": data.validation_file}
+    for flag, spec in files.items():
         with suppress(UserError, OSError):
             if spec and not is_shards(spec):
-                parts = [listing(part, f"--{name}") for _, part in numbered_parts(spec, f"--{name}")]
-                holds_out = name == "train_file" and config.data.validation_file is None
-                table += _of_files(parts, holds_out)
-                table += _of_columns(config, task, [detect(part.taken[0], f"--{name}") for part in parts if part.taken])
+                parts = [listing(part, flag) for _, part in numbered_parts(spec, flag)]
+                table += _of_files(parts, flag == "--train_file" and data.validation_file is None)
+                table += _of_columns(data, task, [detect(part.taken[0], flag) for part in parts if part.taken])
     return list(dict.fromkeys(table))
 
 
@@ -48,37 +49,33 @@ def _of_files(parts: Sequence[Listing], holds_out: bool) -> Table:
         holds_out: whether those for validation are read.
     """
     taken = {file for part in parts for file in part.taken}
-    titles = {"validation": "held out" if holds_out else "not read", "unheeded": "read too"}
-    messages: dict[str, list[str]] = {}
+    messages = defaultdict[str, list[str]](list)
     for group, message in GROUPS.items():
-        files = [file for part in parts for file in getattr(part, group)]
-        if group == "unheeded":
-            files = [file for file in files if file in taken]
-        else:
-            files = [file for file in files if file not in taken]
-        if files:
-            count = len(files) if group == "descriptions" else counted(len(files), "file")
-            title = titles.get(group, "not read")
-            messages.setdefault(title, []).append(say(message, files=count, file=files[0]))
-    return [(say(title), join("; ", parts_of_cell)) for title, parts_of_cell in messages.items()]
+        is_read = group == "unheeded"
+        files = [file for part in parts for file in getattr(part, group) if (file in taken) == is_read]
+        title = "held out" if group == "validation" and holds_out else TITLES[is_read]
+        count = len(files) if group == "descriptions" else counted(len(files), "file")
+        messages[title] += [say(message, files=count, file=file) for file in files[:1]]
+    return [(say(title), join("; ", cells)) for title, cells in messages.items() if cells]
 
 
-def _of_columns(config: Config, task: Task, sources: Sequence[Source]) -> Table:
+def _of_columns(data: DataConfig, task: Task, sources: Sequence[Source]) -> Table:
     """Columns that are not used, of the first file of each part; and of TSV whether its cells are quoted."""
-    columns = task.columns_of(config.data, sources)
-    unused = dict[str, None]()
-    for source in sources:
-        names = head_of(source).all_names
-        used = columns.kinds(names)
-        unused |= dict.fromkeys(name for name in names if name not in used)
+    columns = task.columns_of(data, sources)
     table: Table = []
+    unused = list[str]()
+    quoted: Table = []
+    for source in sources:
+        head = head_of(source)
+        used = columns.kinds(head.all_names)
+        unused += [name for name in head.all_names if name not in used]
+        if source.kind == TSV and head.is_quoted:
+            quoted.append((say("quotes"), say("{file}: cells in quotes are read as in CSV", file=source.path)))
     if unused:
         # pandas writes its index as a column without a name.
-        table.append((say("not used"), listed([name or say("a column without a name") for name in unused])))
+        names = [name or say("a column without a name") for name in dict.fromkeys(unused)]
+        table.append((say("not used"), listed(names)))
     if columns.has_answers:
         several = "where {column} has several, the first is trained on and scores count the best"
         table.append((say("right answers"), say(several, column=columns.texts[1])))
-    for source in sources:
-        if source.kind == TSV and head_of(source).is_quoted:
-            table.append((say("quotes"), say("{file}: cells in quotes are read as in CSV", file=source.path)))
-    return table
+    return table + quoted
