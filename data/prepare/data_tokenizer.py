@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
 from data.prepare.training_data import TrainingData
-from data.progress import ProgressLine
+from data.progress import ProgressLine, text_bytes
 from data.sources.files import sources_fingerprint
-from data.sources.lines import BadRows
+from data.sources.lines import BadRows, up_to
 from data.sources.peek import MOST_CHARS, peek
 from data.sources.reading import read_rows
 from data.text.conversations import TextRow
@@ -147,10 +148,10 @@ def train_data_tokenizer(
         all_rows = chain.from_iterable(read_rows(training_data.sources, training_data.columns, bad_rows))
         with ProgressLine(say("reading for the tokenizer")) as progress:
             for row in islice(all_rows, data.max_samples):
-                progress.add(1, sum(len(text.encode("utf8", "replace")) for text in row))
+                progress.add(1, text_bytes([row]))
                 yield row
 
-    try:
+    with explained(bad_rows):
         return train_tokenizer(
             texts_of(data, training_data, rows()),
             kind,
@@ -161,6 +162,13 @@ def train_data_tokenizer(
             data.cache_dir,
             PREFIXES if data.prepare_text == PROSTT5 else (),
         )
+
+
+@contextmanager
+def explained(bad_rows: BadRows) -> Iterator[None]:
+    """A context that adds to a UserError the first broken row that was passed over, which may be its cause."""
+    try:
+        yield
     except UserError as error:
         raise UserError(*map(bad_rows.explain, error.problems)) from None
 
@@ -181,16 +189,7 @@ def tokenizer_quality(data: DataConfig, training_data: TrainingData, tokenizer: 
     for number, name in enumerate(training_data.parts):
         sources = [source for source in training_data.sources if source.part == number]
         rows = peek(sources, training_data.columns, QUALITY_ROWS).rows
-        measured = quality(tokenizer, first_chars(texts_of(data, training_data, rows), MOST_CHARS))
+        measured = quality(tokenizer, up_to(texts_of(data, training_data, rows), MOST_CHARS, len))
         if measured.chars:
             qualities[name or "the built-in sample"] = measured
     return qualities
-
-
-def first_chars(texts: Iterable[str], most: int) -> Iterator[str]:
-    """Texts up to so many characters in all, the last one cut."""
-    for text in texts:
-        yield text[:most]
-        most -= len(text)
-        if most <= 0:
-            return

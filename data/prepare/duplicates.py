@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.prepare.passes import Position, read_batches, workers_in_order
-from data.progress import ProgressLine
+from data.progress import ProgressLine, text_bytes
 from data.sources.columns import Columns
 from data.sources.lines import BadRows
 from data.sources.source import Source
@@ -33,9 +33,9 @@ Digests = NDArray[np.uint64]
 
 def digests_of(examples: Examples, rows: Sequence[TextRow]) -> tuple[int, Digests]:
     """Bytes of a batch's texts, and one digest for each of its usable rows."""
-    size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
     texts = ("\0".join(row).encode("utf8", "replace") for row in examples.usable(rows).texts)
-    return size, np.frombuffer(b"".join(blake2b(text, digest_size=8).digest() for text in texts), np.uint64)
+    digests = b"".join(blake2b(text, digest_size=8).digest() for text in texts)
+    return text_bytes(rows), np.frombuffer(digests, np.uint64)
 
 
 def find_duplicates(

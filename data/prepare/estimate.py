@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.batches.rows import lengths_of
-from data.prepare.data_tokenizer import first_chars, texts_of, tokenizer_folder, tokenizer_type_of
+from data.prepare.data_tokenizer import explained, texts_of, tokenizer_folder, tokenizer_type_of
 from data.prepare.training_data import TrainingData, find_training_data, held_out_sources
 from data.shards.store import Manifest
+from data.sources.lines import up_to
 from data.sources.peek import about_rows, peek
 from data.sources.reading import check_columns
 from data.sources.source import Source
@@ -23,7 +24,6 @@ from data.tokenizers.tokenizer import Tokenizer, quality
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
 from language import say
 from settings.declared import CleaningConfig, DataConfig, T5ModelConfig, TokenizerConfig
-from settings.errors import UserError
 from settings.fields import AUTO, counted
 from storage import NotMade, only_if_made
 
@@ -105,10 +105,8 @@ def estimate_lengths(
         depends_on_text = kind not in ("byte", "letters")
         size = max(SMALLEST_VOCABULARY[kind], min(model.vocab_size, LARGEST_VOCABULARY))
         taught = texts_of(data, training_data, rows[::2])
-        try:
+        with explained(first.bad_rows):
             known = train_tokenizer(taught, kind, size, TAUGHT_BYTES, f"--train_file = {data.train_file}")
-        except UserError as error:
-            raise UserError(*map(first.bad_rows.explain, error.problems)) from None
     if depends_on_text:
         rows = rows[1::2] or rows
         is_all = False
@@ -151,7 +149,7 @@ def misfit(data: DataConfig, is_finetune: bool, tokenizer_dir: Path) -> str:
     taught = list(texts_of(data, training_data, rows[::2]))
     if not any(taught):
         return ""
-    measured = list(first_chars(texts_of(data, training_data, rows[1::2] or rows), SAMPLE_CHARS))
+    measured = list(up_to(texts_of(data, training_data, rows[1::2] or rows), SAMPLE_CHARS, len))
     size = min(max(tokenizer.size, SMALLEST_VOCABULARY["bpe"]), LARGEST_VOCABULARY)
     own = quality(tokenizer, measured)
     trained = quality(train_tokenizer(taught, "bpe", size, 4 * SAMPLE_CHARS), measured)

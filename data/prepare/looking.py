@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from childproc import ChildDied, Worker
-from data.shards.store import is_shards
+from data.prepare.training_data import named_files
 from data.sources.places import public
 from data.sources.reading import reading_in_child
 from data.tokenizers.sample import LARGE, SMALL, TrainingLimits
 from devices.cores import usable_cores
 from memory.processes import usage_of
 from memory.system_limits import host_limits
-from settings.declared import Config, DataConfig, Noting
+from settings.declared import Config, Noting
 from settings.fields import AUTO, Auto
 from units import GIB, MIB
 
@@ -43,12 +43,12 @@ def look(config: Config, function: Callable[..., Result], *arguments: Any, alway
     Raises:
         UserError: also where a file ends the child. DoesNotFit: it takes more than the budget leaves.
     """
-    files = files_named(config.data)
+    files = list(named_files(config.data).values())
     if not files and not always_in_child:
         return function(*arguments)
     if not _kept:
         most = child_bytes(config.memory.memory_budget)
-        _kept.append((Worker(_asked, max_bytes=most), most))
+        _kept.append((Worker(_asked, max_bytes=most, environment=_environment(config.run.num_threads)), most))
     worker, most = _kept[0]
     result: Result
     with reading_in_child(public(" and ".join(files) or "the built-in sample"), most):
@@ -61,9 +61,10 @@ def look(config: Config, function: Callable[..., Result], *arguments: Any, alway
     return result
 
 
-def files_named(data: DataConfig) -> list[str]:
-    """The files of rows that the settings name, as they name them; shards are none."""
-    return [spec for spec in (data.train_file, data.validation_file) if spec and not is_shards(spec)]
+def _environment(num_threads: int | Auto) -> dict[str, str]:
+    """The variables of the child, in which the tokenizers library uses its threads."""
+    threads = {} if num_threads == AUTO else {"RAYON_NUM_THREADS": str(num_threads)}
+    return {**threads, **os.environ, "TOKENIZERS_PARALLELISM": "true"}
 
 
 def forget() -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,14 @@ from typing import NamedTuple
 
 from data.batches.mixture import named_weights
 from data.prepare.data_tokenizer import missing_tokens, read_extra_tokens, tokenizer_folder
-from data.prepare.looking import files_named, forget, look, tokenizer_limits, workers
+from data.prepare.looking import forget, look, tokenizer_limits, workers
 from data.prepare.training_data import (
     TrainingData,
     check_heeded,
     check_tokenizer,
     find_training_data,
     held_out_sources,
+    named_files,
 )
 from data.prepare.unread import passed_over
 from data.prepare.writing import Job, Writing, clear
@@ -40,7 +41,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.declared import CleaningConfig, Config, DataConfig, PrepareConfig
 from settings.errors import UserError, refuse
-from settings.fields import AUTO, Auto, at_home, listed
+from settings.fields import AUTO, at_home, listed
 from settings.tasks import task_named
 from storage import (
     NotMade,
@@ -114,7 +115,7 @@ def prepare(config: Config, note: Path | None = None, once: Once = make_once) ->
     """
     data = config.data
     encoders = partial(workers, config.prepare.prepare_workers, config.run.num_threads, config.memory.memory_budget)
-    with _threads(config.run.num_threads), noted_in(note):
+    with noted_in(note):
         given: StoredSplit | None = None
         cached: Path | None = None
         problems = list[str]()  # Of all that is named, what is missing is told at once.
@@ -182,7 +183,7 @@ def prepare_evaluation(config: Config, note: Path | None = None, once: Once = ma
         return prepare(config, note, once)
     encoders = partial(workers, config.prepare.prepare_workers, config.run.num_threads, config.memory.memory_budget)
     cached: Path | None = None
-    with _threads(config.run.num_threads), noted_in(note):
+    with noted_in(note):
         rows = find_training_data(data, config.train.is_finetune, once, "validation_file")
         if rows.shards is not None:
             split = _given_split(rows.shards, VALIDATION)
@@ -225,7 +226,7 @@ def in_child(
     """
 
     def ask() -> Prepared:
-        if not files_named(config.data):
+        if not named_files(config.data):
             with suppress(NotMade):
                 return function(config, note, only_if_made)
         return look(config, function, config, note, always_in_child=True)
@@ -249,19 +250,6 @@ def in_child(
         raise KeyboardInterrupt(say(words)) from None
     finally:
         forget()
-
-
-@contextmanager
-def _threads(num_threads: int | Auto) -> Iterator[None]:
-    """Let the tokenizers library use its threads while preparing."""
-    name, before = "TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ[name] = "true"
-    if num_threads != AUTO:
-        os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))
-    try:
-        yield
-    finally:
-        os.environ.pop(name) if before is None else os.environ.update({name: before})
 
 
 def _given_split(path: str | Path, name: str) -> StoredSplit:

@@ -123,6 +123,12 @@ def held_out_sources(data: DataConfig) -> list[Source]:
     return find(data.validation_file, flag)
 
 
+def named_files(data: DataConfig) -> dict[str, str]:
+    """The files of rows that the settings name, by their flags; shards are none."""
+    named = {"--train_file": data.train_file, "--validation_file": data.validation_file}
+    return {flag: spec for flag, spec in named.items() if spec and not is_shards(spec)}
+
+
 def check_tokenizer(data: DataConfig) -> None:
     """Read the tokenizer that the settings name, if they name one; raises UserError."""
     if data.tokenizer_dir != AUTO:
@@ -132,10 +138,9 @@ def check_tokenizer(data: DataConfig) -> None:
 def file_problems(data: DataConfig) -> list[str]:
     """Find what is wrong with the data and the tokenizer that the settings name, before any row is read, for `UserError`."""
     problems = list[str]()
-    for name in ("train_file", "validation_file"):
+    for flag, spec in named_files(data).items():
         with collected(problems):
-            if (spec := getattr(data, name)) and not is_shards(spec):
-                find(spec, f"--{name}")
+            find(spec, flag)
     with collected(problems):
         check_tokenizer(data)
     return problems

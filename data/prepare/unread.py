@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 
-from data.shards.store import is_shards
+from data.prepare.training_data import named_files
 from data.sources.files import listing, numbered_parts
 from data.sources.folders import Listing
 from data.sources.reading import head_of
@@ -18,27 +19,24 @@ from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import counted, listed
 
-# Of the files of a folder: a group of `Listing`, and what is said of it. {files} is how many there are.
+# Of the files of a folder: a group of `Listing`, and what is said of it. {files} and {count} are how many there are.
 GROUPS = {
-    "descriptions": "{files} .json next to other data files, usually metadata, first {file}; give it too if it holds rows",
+    "descriptions": "{count} .json next to other data files, usually metadata, first {file}; give it too if it holds rows",
     "test": "{files} named as test data, first {file}",
     "others": "{files} whose names mention no split, first {file}",
     "validation": "{files} named as validation data, first {file}",
     "unheeded": "{files} named as validation or test data, because none is named train, first {file}",
 }
-TITLES = {False: "not read", True: "read too"}
 
 
 def passed_over(data: DataConfig, task: Task) -> Table:
     """Files and columns of the data that are not read, and how files were taken; none where that cannot be told."""
     table: Table = []
-    files = {"--train_file": data.train_file, "--validation_file": data.validation_file}
-    for flag, spec in files.items():
+    for flag, spec in named_files(data).items():
         with suppress(UserError, OSError):
-            if spec and not is_shards(spec):
-                parts = [listing(part, flag) for _, part in numbered_parts(spec, flag)]
-                table += _of_files(parts, flag == "--train_file" and data.validation_file is None)
-                table += _of_columns(data, task, [detect(part.taken[0], flag) for part in parts if part.taken])
+            parts = [listing(part, flag) for _, part in numbered_parts(spec, flag)]
+            table += _of_files(parts, flag == "--train_file" and data.validation_file is None)
+            table += _of_columns(data, task, [detect(part.taken[0], flag) for part in parts if part.taken])
     return list(dict.fromkeys(table))
 
 
@@ -48,15 +46,17 @@ def _of_files(parts: Sequence[Listing], holds_out: bool) -> Table:
     Args:
         holds_out: whether those for validation are read.
     """
-    taken = {file for part in parts for file in part.taken}
+    taken = set(chain.from_iterable(part.taken for part in parts))
+    titles = {"unheeded": "read too", "validation": "held out" if holds_out else "not read"}
     messages = defaultdict[str, list[str]](list)
     for group, message in GROUPS.items():
         is_read = group == "unheeded"
-        files = [file for part in parts for file in getattr(part, group) if (file in taken) == is_read]
-        title = "held out" if group == "validation" and holds_out else TITLES[is_read]
-        count = len(files) if group == "descriptions" else counted(len(files), "file")
-        messages[title] += [say(message, files=count, file=file) for file in files[:1]]
-    return [(say(title), join("; ", cells)) for title, cells in messages.items() if cells]
+        of_group = chain.from_iterable(getattr(part, group) for part in parts)
+        files = [file for file in of_group if (file in taken) == is_read]
+        if files:
+            cell = say(message, files=counted(len(files), "file"), count=len(files), file=files[0])
+            messages[titles.get(group, "not read")].append(cell)
+    return [(say(title), join("; ", cells)) for title, cells in messages.items()]
 
 
 def _of_columns(data: DataConfig, task: Task, sources: Sequence[Source]) -> Table:

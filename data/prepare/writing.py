@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from data.batches.order import mix
 from data.prepare.duplicates import find_duplicates
 from data.prepare.encode import Encoded, load_encoder
-from data.prepare.passes import Batch, Position, Run, read_batches, workers_in_order
+from data.prepare.passes import Position, Run, read_batches, workers_in_order
 from data.progress import ProgressLine
 from data.shards.store import TRAIN, VALIDATION
 from data.shards.writer import ShardWriter
@@ -293,10 +293,10 @@ class Writing:
         self, name: str, sources: Sequence[Source], encode: Run[Encoded], doubles: NDArray[np.bool_] | None
     ) -> None:
         """Read all rows of sources into a split, and of training data those that are held out into the other one."""
+        job = self.job
         split = self.splits[name]
         if split.position.source == len(sources):  # An earlier attempt came through.
             return
-        job = self.job
         parts, most = (job.parts, job.max_samples) if name == TRAIN else (job.sets, None)
         batches = read_batches(sources, job.columns, self.bad_rows, most, split.position)
         with ProgressLine(say("preparing {split}", split=say(name)), split.position.rows) as progress:
@@ -304,7 +304,25 @@ class Writing:
                 source = batch.end.source
                 part = parts[sources[source].part] if parts else ""
                 shards = self._num_shards()
-                self._add(name, part, batch, encoded, doubles)
+                split.counts["empty_rows"] += encoded.empty
+                split.counts["dropped_rows"] += encoded.dropped.count
+                self.dropped.merge(encoded.dropped)
+                left = encoded
+                if doubles is not None:
+                    is_double = doubles[split.usable : split.usable + encoded.num_rows]
+                    split.usable += encoded.num_rows
+                    split.counts["duplicate_rows"] += int(is_double.sum())
+                    for place in encoded.places[is_double].tolist():
+                        self.dropped.add("duplicate", batch.rows[place])
+                    left = encoded.select(~is_double)
+                # A conversation goes to one side whole: its prompts hold its answers.
+                rows, numbers = np.unique(left.places, return_inverse=True)
+                if job.hold_out:
+                    apart = is_held_out(split.kept + numbers)
+                    self.splits[VALIDATION].add(left.select(apart), part)
+                    left = left.select(~apart)
+                split.kept += len(rows)
+                split.add(left, part)
                 split.position = batch.end
                 where = f"file {source + 1} of {len(sources)}" if len(sources) > 1 else ""
                 progress.add(len(batch.rows), encoded.text_bytes, where)
@@ -321,27 +339,6 @@ class Writing:
         if job.hold_out:
             remedy = "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
             self._check_enough(VALIDATION, name, sources, say(remedy))
-
-    def _add(self, name: str, part: str, batch: Batch, encoded: Encoded, doubles: NDArray[np.bool_] | None) -> None:
-        split = self.splits[name]
-        split.counts["empty_rows"] += encoded.empty
-        split.counts["dropped_rows"] += encoded.dropped.count
-        self.dropped.merge(encoded.dropped)
-        if doubles is not None:
-            is_double = doubles[split.usable : split.usable + encoded.num_rows]
-            split.usable += encoded.num_rows
-            split.counts["duplicate_rows"] += int(is_double.sum())
-            for place in encoded.places[is_double].tolist():
-                self.dropped.add("duplicate", batch.rows[place])
-            encoded = encoded.select(~is_double)
-        # A conversation goes to one side whole: its prompts hold its answers.
-        rows, numbers = np.unique(encoded.places, return_inverse=True)
-        if name == TRAIN and self.job.hold_out:
-            apart = is_held_out(split.kept + numbers)
-            self.splits[VALIDATION].add(encoded.select(apart), part)
-            encoded = encoded.select(~apart)
-        split.kept += len(rows)
-        split.add(encoded, part)
 
     def _num_shards(self) -> int:
         return sum(len(split.writer.shards) for split in self.splits.values())
