@@ -183,7 +183,7 @@ class LowMemTrainer:
         for text in (*run.notes, headline(run)):
             log.tell(text)
         if self.group.is_main and not config.train.is_keep_training:
-            rows = table_of_shards(config, run.prepared, run.loader, run.tokenizer, SHOWN_ROWS)
+            rows = table_of_shards(config.data, run.prepared, run.loader, run.tokenizer, SHOWN_ROWS)
             log.table(say("examples exactly as the model receives them"), rows)
         announce(log, config, plan, run.state.step, run.loader.num_rows, run.loader.reopens)
         controller = MemoryController(

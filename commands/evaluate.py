@@ -17,7 +17,7 @@ from commands.new_folder import check_output, holding_output
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
-from data.prepare.preparing import Prepared, checked_in_child, prepare_evaluation
+from data.prepare.preparing import Prepared, in_child, prepare_evaluation
 from data.shards.store import VALIDATION
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
@@ -223,7 +223,7 @@ def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared
     parts = {"base": ProcessTree().usage().anon_bytes, "preparation": PREPARING_BYTES}
     if sum(parts.values()) > total:
         raise does_not_hold(total, say("the preparation of the rows"), parts)
-    prepared = checked_in_child(prepare_evaluation, config, (VALIDATION,))
+    prepared = in_child(prepare_evaluation, config, checked=(VALIDATION,))
     loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
     return config, prepared, loader
 

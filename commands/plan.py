@@ -145,8 +145,11 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
             data = look(run.config, find_prepared, run.config)
             if data is not None:
                 tokens = Tokenizer.load(data.tokenizer_dir).size
-            elif (sample := look(run.config, estimate_lengths, run.config)) is not None:
-                tokens = sample.vocabulary
+            else:
+                asked = run.config
+                groups = asked.data, asked.train.is_finetune, asked.model, asked.tokenizer, asked.cleaning
+                sample = look(asked, estimate_lengths, *groups)
+                tokens = 0 if sample is None else sample.vocabulary
     return with_changes(run.config, vocab_size=rows_for(tokens)) if tokens else run.config, run.told, 0
 
 
@@ -233,7 +236,7 @@ def _counted(spec: RunSpec) -> RunSpec:
     elif spec.steps is None and config.data.train_file is not None:
         text = "time: for about {rows} ({steps}) of maximum length; exact once the data is prepared"
         with suppress(UserError, OSError):
-            data = look(config, find_training_data, config, only_if_made)
+            data = look(config, find_training_data, config.data, config.train.is_finetune, only_if_made)
             if data.task.is_windowed:
                 count = about_tokens(data.sources) // lengths_of(config.data, data.objective).raw_tokens
             else:
@@ -339,9 +342,11 @@ def _examples(spec: RunSpec) -> Table:
         if prepared is not None:
             loader = StepLoader(prepared.train_dir, prepared.objective, config)
             tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-            return table_of_shards(config, prepared, loader, tokenizer, SHOWN_ROWS)
-        template_folder = Path(config.data.cache_dir) if config.data.tokenizer_dir == AUTO else None
-        return look(config, table_of_files, config, SHOWN_ROWS, only_if_made, template_folder)[1]
+            return table_of_shards(config.data, prepared, loader, tokenizer, SHOWN_ROWS)
+        rows = look(config, find_training_data, config.data, config.train.is_finetune, only_if_made)
+        is_known = config.data.tokenizer_dir != AUTO and config.data.extra_tokens is None
+        folder = Path(config.data.tokenizer_dir) if is_known else None
+        return look(config, table_of_files, config.data, rows, config.cleaning, SHOWN_ROWS, folder)
     return []
 
 

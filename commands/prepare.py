@@ -6,14 +6,17 @@ import shlex
 
 import data.prepare.preparing
 from data.batches.loader import StepLoader
-from data.prepare.looking import look
+from data.prepare.data_tokenizer import tokenizer_folder
+from data.prepare.looking import look, tokenizer_limits
 from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
+from data.prepare.training_data import check_heeded, find_training_data
 from data.shards.store import LengthFacts, Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.declared import Config
 from settings.program import program
 from settings.tasks import command_of
+from storage import make_once
 from training.report.progress import Progress
 
 COUNT_NAMES = {
@@ -39,12 +42,20 @@ def prepare(config: Config) -> None:
         a few hundred MB at any size of the data.
     """
     if config.prepare.preview:  # Writes no shards, and at most a tokenizer into the cache.
-        training_data, table = look(config, table_of_files, config, config.prepare.preview)
-        if training_data.shards is not None:
+        settings = config.data
+        training_data = look(config, find_training_data, settings, config.train.is_finetune)
+        check_heeded(config, training_data)
+        if training_data.shards is None:
+            kind = config.tokenizer.tokenizer_type
+            limits = tokenizer_limits(config.memory.memory_budget)
+            size = config.model.vocab_size
+            folder = look(config, tokenizer_folder, settings, kind, size, training_data, make_once, limits)
+            table = look(config, table_of_files, settings, training_data, config.cleaning, config.prepare.preview, folder)
+        else:
             prepared = data.prepare.preparing.prepare(config)
             loader = StepLoader(prepared.train_dir, prepared.objective, config)
             tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-            table = table_of_shards(config, prepared, loader, tokenizer, config.prepare.preview)
+            table = table_of_shards(settings, prepared, loader, tokenizer, config.prepare.preview)
         heading = say("examples exactly as the model receives them ({objective})", objective=training_data.objective)
         Progress(1).table(heading, table)
         return
@@ -65,7 +76,7 @@ def prepare(config: Config) -> None:
     for column, facts in lengths.items():
         if title := task.length_title(column):
             rows.append((title, _lengths_in_words(facts)))
-    rows += [*lost_of_shards(config, prepared), *prepared.unread]
+    rows += [*lost_of_shards(config.data, prepared), *prepared.unread]
     flags = " --is_finetune=True" if config.train.is_finetune else ""
     next_command = f"{program()} {command_of(task.name)} --train_file={shlex.quote(str(folder))}{flags}{task.flags}"
     Progress(1).table(say("token shards"), [*rows, (say("next"), next_command)])

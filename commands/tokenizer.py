@@ -8,7 +8,7 @@ from pathlib import Path
 
 from commands.new_folder import held_output
 from data.prepare.data_tokenizer import read_extra_tokens, tokenizer_quality, tokenizer_type_of, train_data_tokenizer
-from data.prepare.looking import look
+from data.prepare.looking import look, tokenizer_limits
 from data.prepare.training_data import find_training_data
 from data.sources.places import public
 from data.tokenizers.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def tokenizer(config: Config) -> None:
     Raises:
         UserError: there is one already, the data cannot be read, or the folder cannot be written.
     Memory:
-        that of `data.prepare.looking.tokenizer_room`.
+        that of `data.prepare.looking.tokenizer_limits`.
     """
     given = config.data.tokenizer_dir
     folder = Path(config.run.output_dir) / "tokenizer" if given == AUTO else Path(given)
@@ -54,7 +54,7 @@ def tokenizer(config: Config) -> None:
             )
         )
     with held_output(folder / TOKENIZER_FILE, "tokenizer_dir"):
-        data = look(config, find_training_data, config)
+        data = look(config, find_training_data, config.data, config.train.is_finetune)
         if data.shards is not None:
             raise UserError(
                 say(
@@ -62,11 +62,13 @@ def tokenizer(config: Config) -> None:
                     shards=data.shards,
                 )
             )
-        show, kind = Progress(1), look(config, tokenizer_type_of, config, data)
+        show = Progress(1)
+        kind = look(config, tokenizer_type_of, config.data, config.tokenizer.tokenizer_type, data)
         show.note(say("training a {kind} tokenizer, to be written to {folder}", kind=kind, folder=folder))
         with writing("cache_dir", config.data.cache_dir):  # where the sample lies that is too large for memory
             make_folder(Path(config.data.cache_dir))
-        trained = look(config, train_data_tokenizer, config, data)
+        limits = tokenizer_limits(config.memory.memory_budget)
+        trained = look(config, train_data_tokenizer, config.data, kind, config.model.vocab_size, data, limits)
         partial = folder / ".tmp"  # inside: the folder may be a disk of its own
         try:
             with writing("tokenizer_dir", folder):
@@ -93,7 +95,7 @@ def tokenizer(config: Config) -> None:
         if trained.size < asked and kind not in ("byte", "letters"):
             rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{asked:,}")))
         rows += (
-            (name, str(measured)) for name, measured in look(config, tokenizer_quality, config, data, trained).items()
+            (name, str(measured)) for name, measured in look(config, tokenizer_quality, config.data, data, trained).items()
         )
         values = {name: public(str(value)) for name, value in config.as_dict().items() if name in OF_ROWS}
         words = [f"--{name}={shlex.quote(value)}" for name, value in values.items() if config.typed(name)]

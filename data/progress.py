@@ -9,8 +9,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
@@ -34,6 +35,11 @@ def noted_in(file: Path | None) -> Iterator[None]:
         yield
     finally:
         _file = before
+
+
+def text_bytes(rows: Iterable[Iterable[str]]) -> int:
+    """Bytes of the texts of rows in UTF-8, for a progress line."""
+    return sum(len(text.encode("utf8", "replace")) for text in chain.from_iterable(rows))
 
 
 class ProgressLine:

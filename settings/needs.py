@@ -13,7 +13,7 @@ from settings.tasks import default_objective
 STRENGTH = (None, *ORIGINS)
 
 
-def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
+def without_effect(config: Config, decided: Collection[str], objective: str = "") -> list[Message]:
     """The settings that the user has named in vain, each in a sentence.
 
     A default is never one of them, and neither is a value whose need was changed by something stronger, as the flag
@@ -21,16 +21,21 @@ def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
 
     Args:
         decided: the settings whose values nothing will change any more; what needs others is not looked at.
+        objective: that the data have decided; empty: as the settings say.
     """
     settings = settings_by_name()
     values = config.as_dict()
-    if values["objective"] == AUTO and config.train.is_finetune:
+    origins = {name: config.origin(name) for name in settings}
+    if objective:  # An edited line is a default for all data: rows of another kind stand over it, as a file does.
+        values["objective"] = objective
+        origins["objective"] = "file"
+    elif values["objective"] == AUTO and config.train.is_finetune:
         values["objective"] = default_objective(is_finetune=True)
     problems = list[Message]()
     for name in filter(config.is_chosen, settings):
         _, member = settings[name]
         for need in member.metadata["needs"]:
-            is_weaker = STRENGTH.index(config.origin(name)) < STRENGTH.index(config.origin(need.name))
+            is_weaker = STRENGTH.index(origins[name]) < STRENGTH.index(origins[need.name])
             default = settings[need.name][1].default
             if need.name in decided and not is_weaker and not need.allows(values[need.name], default):
                 problems.append(_sentence(name, show(member, values[name]), need, values[need.name]))

@@ -26,7 +26,7 @@ from data.text.conversations import Examples, TextRow
 from data.text.templates import template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
-from settings.declared import Config, DataConfig, PreferenceConfig, T5ModelConfig
+from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from settings.fields import AUTO
 from storage import Once
 
@@ -107,9 +107,9 @@ class Task:
         """
         raise NotImplementedError
 
-    def unless_named(self, data: DataConfig) -> str:
-        """What is said where data are for this task, and the settings do not name it; empty: it is taken."""
-        return ""
+    def unless_named(self, data: DataConfig, file: str) -> list[str]:
+        """What is said where a file is for this task, and the settings do not name it; nothing: it is taken."""
+        return []
 
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
         """The columns that rows are made of; the first of the sources decides where the settings do not."""
@@ -127,7 +127,9 @@ class Task:
         """Which kind of tokenizer suits the texts."""
         return "bpe"
 
-    def label_names(self, config: Config, training_data: TrainingData, once: Once) -> tuple[str, ...] | None:
+    def label_names(
+        self, data: DataConfig, model: T5ModelConfig, training_data: TrainingData, once: Once
+    ) -> tuple[str, ...] | None:
         """The names of labels, in their order; (): they are numbers to be predicted; None: there are no labels.
 
         Raises:
@@ -135,18 +137,17 @@ class Task:
         """
         return None
 
-    def examples(self, config: Config, columns: Columns, tokenizer_dir: Path | None) -> Examples:
+    def examples(self, data: DataConfig, clean: bool, columns: Columns, tokenizer_dir: Path | None) -> Examples:
         """How rows become texts.
 
         Args:
+            clean: whether texts are normalised, and rows left out that are not worth training on.
             tokenizer_dir: beside which a template may lie; None: prompts are not worded.
         Raises:
             UserError: the template is wrong.
         """
-        template = template_of(config.data, tokenizer_dir) if self.words_prompts and tokenizer_dir else None
-        return self.examples_class(
-            config.cleaning.clean, template, columns.form, config.data.expand_turns, config.data.prepare_text
-        )
+        template = template_of(data, tokenizer_dir) if self.words_prompts and tokenizer_dir else None
+        return self.examples_class(clean, template, columns.form, data.expand_turns, data.prepare_text)
 
     def encoder(self, tokenizer: Tokenizer, examples: Examples, limits: RowLimits) -> Encoder:
         """How rows become ids."""
@@ -305,11 +306,11 @@ class Task:
         """Whether a reference model sees the rows too."""
         return False
 
-    def stores_reference(self, config: Config) -> bool:
+    def stores_reference(self, train: TrainConfig, preference: PreferenceConfig, lora: LoraConfig) -> bool:
         """Whether what the reference model says of the rows is computed before the run; `finetune_from` is resolved."""
         return False
 
-    def objective(self, model: T5, config: Config) -> Objective:
+    def objective(self, model: T5, train: TrainConfig, preference: PreferenceConfig, lora: LoraConfig) -> Objective:
         """What a step minimises: here the cross-entropy of each target token.
 
         Args:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from data.batches.collate import IGNORED_LABEL, Batch, LabelledRow, collate_labels, flat_labels
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES
-from settings.declared import Config, DataConfig, T5ModelConfig
+from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from tasks.base import Outputs, Scores, Task, Watch, random_ids, random_keys
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ class LabelOutputs(Task):
         """A decoder reads what the encoder reads."""
         return source_tokens if has_decoder else 0
 
-    def objective(self, model: T5, config: Config) -> Objective:
+    def objective(self, model: T5, train: TrainConfig, preference: PreferenceConfig, lora: LoraConfig) -> Objective:
         """Cross-entropy of classes, or the squared error of numbers."""
         from engine.objectives.labels import LabelObjective
 
         assert model.label_head is not None
-        weights = config.train.class_weights
+        weights = train.class_weights
         classes = None if weights is None else tuple(float(word) for word in weights.split(","))
-        return LabelObjective(model.label_head, classes, config.model.dropout_rate)
+        return LabelObjective(model.label_head, classes, model.config.dropout_rate)
 
     def random_batch(
         self, lengths: Sequence[tuple[int, int]], model: T5ModelConfig, random: np.random.Generator, has_reference: bool

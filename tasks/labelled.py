@@ -26,7 +26,7 @@ from data.text.templates import Turn
 from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
-from settings.declared import Config, DataConfig, T5ModelConfig
+from settings.declared import DataConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import counted
 from storage import Once
@@ -79,12 +79,9 @@ class Labelled(Task):
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
         raise UserError("--train_file = none, --head={asked} needs texts with labels; give a file", asked=self.name)
 
-    def unless_named(self, data: DataConfig) -> str:
-        return say(
-            "--train_file = {path}, holds texts with labels for --head={kind}; name this head",
-            path=data.train_file,
-            kind=self.name,
-        )
+    def unless_named(self, data: DataConfig, file: str) -> list[str]:
+        problem = "--train_file = {path}, holds texts with labels for --head={kind}; name this head"
+        return [say(problem, path=file, kind=self.name)]
 
     def column_flags(self, columns: Sequence[str]) -> Sequence[str]:
         return () if list(columns) == ["text", "label"] else ("text_column", "label_column")
@@ -94,8 +91,10 @@ class Labelled(Task):
         are_proteins = texts and all(text.isalpha() and text.isupper() and text.isascii() for text in texts)
         return "letters" if are_proteins else "bpe"
 
-    def label_names(self, config: Config, training_data: TrainingData, once: Once) -> tuple[str, ...] | None:
-        return label_names(config, training_data, once)
+    def label_names(
+        self, data: DataConfig, model: T5ModelConfig, training_data: TrainingData, once: Once
+    ) -> tuple[str, ...] | None:
+        return label_names(data, model, training_data, once)
 
     def encoder(self, tokenizer: Tokenizer, examples: Examples, limits: RowLimits) -> Encoder:
         return LabelEncoder(tokenizer, examples, limits)

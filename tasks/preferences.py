@@ -22,7 +22,7 @@ from data.text.conversations import Examples, TextRow, turns_in
 from data.text.preferences import answers_fault, check_answers
 from data.text.templates import Turn
 from language import say
-from settings.declared import Config, DataConfig, PreferenceConfig, T5ModelConfig
+from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from settings.errors import UserError
 from storage import Once
 from tasks.base import Task, random_ids, random_keys
@@ -58,13 +58,12 @@ class Preferences(Task):
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
         raise UserError("--train_file = none, preferences need a file with columns prompt, chosen, rejected; give it")
 
-    def unless_named(self, data: DataConfig) -> str:
-        return say(
+    def unless_named(self, data: DataConfig, file: str) -> list[str]:
+        problem = (
             "--train_file = {train_file}, holds preferences, two answers a prompt; learn them with the dpo "
-            "command, or one alone with --is_finetune=True --response_column={chosen_column}, from text",
-            train_file=data.train_file,
-            chosen_column=data.chosen_column,
+            "command, or one alone with --is_finetune=True --response_column={chosen_column}, from text"
         )
+        return [say(problem, train_file=file, chosen_column=data.chosen_column)]
 
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
         if sources and (columns := recognised_columns(data, PREFERENCES, sources[0])) is not None:
@@ -106,24 +105,25 @@ class Preferences(Task):
     def has_reference(self, preference: PreferenceConfig) -> bool:
         return preference.preference_loss != WITHOUT_REFERENCE
 
-    def stores_reference(self, config: Config) -> bool:
+    def stores_reference(self, train: TrainConfig, preference: PreferenceConfig, lora: LoraConfig) -> bool:
         """Whether all weights are trained, or adapters that have been trained before.
 
         Adapters that begin at zero compare with the model without them: one more forward, no second model.
         """
         from model.formats.adapter_folder import is_adapter
 
-        if not self.has_reference(config.preference):
+        if not self.has_reference(preference):
             return False
-        return not config.lora.lora_rank or is_adapter(str(config.train.finetune_from))
+        return not lora.lora_rank or is_adapter(str(train.finetune_from))
 
-    def objective(self, model: T5, config: Config) -> Objective:
+    def objective(self, model: T5, train: TrainConfig, preference: PreferenceConfig, lora: LoraConfig) -> Objective:
         """The preference loss of each pair of answers; adapters are taken off for a reference that is not stored."""
         from engine.objectives.preference import PreferenceLoss, PreferenceObjective
         from model.lora.adapter import adapters_off
 
-        loss = PreferenceLoss(config.preference.preference_loss, config.preference.beta)
-        return PreferenceObjective(loss, None if self.stores_reference(config) else partial(adapters_off, model))
+        loss = PreferenceLoss(preference.preference_loss, preference.beta)
+        is_stored = self.stores_reference(train, preference, lora)
+        return PreferenceObjective(loss, None if is_stored else partial(adapters_off, model))
 
     def random_batch(
         self, lengths: Sequence[tuple[int, int]], model: T5ModelConfig, random: np.random.Generator, has_reference: bool

@@ -146,7 +146,7 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
         cleaner.settle()
 
     task = config.task
-    has_reference = task.stores_reference(config)
+    has_reference = task.stores_reference(config.train, config.preference, config.lora)
 
     def batch_of(rows: MicroBatchRows, seed: int) -> Batch:
         """Rows of these source and target lengths with random ids."""

@@ -69,7 +69,7 @@ class _Here:
 
     def ask(self, request: tuple[Callable[..., Any], tuple[Any, ...]]) -> Any:
         function, arguments = request
-        return function(*arguments)
+        return function(*arguments), set()
 
     def close(self) -> None:
         pass

@@ -136,14 +136,15 @@ def progress_folder(folder: Path) -> None:
     jsonl(folder / "made.jsonl")
     byte_tokenizer().save(folder / "byte")
     full = OSError(errno.ENOSPC, "No space left on device")
-    with mock.patch("data.prepare.preparing.sync", side_effect=full), suppress(UserError):
+    is_of_this = mock.patch("data.prepare.preparing.fingerprint", return_value="of this work")
+    with is_of_this, mock.patch("data.prepare.preparing.sync", side_effect=full), suppress(UserError):
         prepare(config_for(folder / "made", folder / "made.jsonl", "pairs"))
 
 
 def use_progress(folder: Path) -> None:
     # the identity names paths and times: take the attempt for one at this very copy
     job = config_for(folder / "made", folder / "made.jsonl", "pairs")
-    with mock.patch("data.prepare.preparing._keep_own"):
+    with mock.patch("data.prepare.preparing.fingerprint", return_value="of this work"):
         prepare(job)
 
 
@@ -258,7 +259,7 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "pairs": (lambda path: shards_folder(path, "pairs"), use_shards, "train/00000.arrow"),
     "stream": (lambda path: shards_folder(path, "span"), use_shards, "train/00000.arrow"),
     "manifest": (lambda path: shards_folder(path, "pairs"), use_shards, "manifest.json"),
-    "progress": (progress_folder, use_progress, "made.partial/progress.json"),
+    "progress": (progress_folder, use_progress, "made.partial/states/00000000.json"),
     "model": (model_folder, use_model, "model.safetensors"),
     "config": (model_folder, use_model, "config.json"),
     "adapter": (adapter_folder, use_adapter, "adapter_model.safetensors"),

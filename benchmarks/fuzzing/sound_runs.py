@@ -228,17 +228,18 @@ def use_reference(folder: Path) -> None:
     np.asarray(store.read()).sum()
 
 
-def digests_state(path: Path) -> None:
-    from data.prepare.passes import save_state
+def digests_folder(folder: Path) -> None:
+    from storage import Parts
 
-    save_state(path, {"position": {"source": 1}, "size": 8})
+    with Parts(folder, "of this work", ".bin").write(0, {"source": 1}) as path:
+        path.write_bytes(bytes(8))
 
 
-def use_digests_state(path: Path) -> None:
-    from data.prepare.passes import saved_state
+def use_digests(folder: Path) -> None:
+    from storage import OtherParts, Parts
 
-    with suppress(ValueError):
-        saved_state(path)
+    with suppress(OtherParts):
+        list(Parts(folder, "of this work", ".bin"))
 
 
 KINDS: dict[str, tuple[Maker, Reader, str]] = {
@@ -258,5 +259,5 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "probe.json": (probe_file, use_probe, ""),
     "reference": (reference_folder, use_reference, "reference.json"),
     "reference store": (reference_folder, use_reference, "train.npy"),
-    "digests.json": (digests_state, use_digests_state, ""),
+    "digests": (digests_folder, use_digests, "parts.jsonl"),
 }

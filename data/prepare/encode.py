@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data.progress import text_bytes
 from data.task import RowLimits
 from data.text.clean import Dropped
 from data.text.conversations import Examples, TextRow, Usable
@@ -101,7 +102,7 @@ class Encoder:
             unknown,
             np.array(usable.places, np.int64),
             usable.blank,
-            sum(len(text.encode("utf8", "replace")) for row in rows for text in row),
+            text_bytes(rows),
             usable.dropped,
             self._references(usable),
         )
@@ -124,7 +125,7 @@ class Encoder:
         for place, limit in enumerate(self.limits):
             sides = self._ids([row[place] for row in usable.texts], place)
             uncut.append(lengths_of_rows(sides))
-            if limit is not None and place == 0:
+            if place == 0:
                 sides = [self._shortened(turns, ids, limit) for turns, ids in zip(usable.turns, sides, strict=True)]
             columns.append(self.ended(sides, lengths_of_rows(sides), limit))
             unknown += self.unknown(sides)
@@ -142,10 +143,10 @@ class Encoder:
             return self.tokenizer.encode_batch(texts)
         return self.tokenizer.encode_prompts(texts, is_chat=column == 0 and bool(template.jinja))
 
-    def _shortened(self, turns: Sequence[Turn], ids: Ids, longest: int) -> Ids:
+    def _shortened(self, turns: Sequence[Turn], ids: Ids, longest: int | None) -> Ids:
         """Leave out the oldest turns of a conversation until it fits, or only its newest question is left; rules stay."""
         template = self.examples.template
-        if len(ids) < longest or template is None:
+        if template is None or longest is None or len(ids) < longest:
             return ids
         rules = [turn for turn in turns if turn[0] == SYSTEM]
         spoken = [turn for turn in turns if turn[0] != SYSTEM]

@@ -7,23 +7,23 @@ measured: it has seen less text, so it needs more tokens rather than fewer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.batches.rows import lengths_of
-from data.prepare.data_tokenizer import first_chars, tokenizer_folder, tokenizer_type_of
+from data.prepare.data_tokenizer import explained, texts_of, tokenizer_folder, tokenizer_type_of
 from data.prepare.training_data import TrainingData, find_training_data, held_out_sources
 from data.shards.store import Manifest
-from data.sources.peek import Peek, about_rows, peek
+from data.sources.lines import up_to
+from data.sources.peek import about_rows, peek
 from data.sources.reading import check_columns
+from data.sources.source import Source
 from data.tokenizers.tokenizer import Tokenizer, quality
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
 from language import say
-from settings.declared import Config
-from settings.errors import UserError
+from settings.declared import CleaningConfig, DataConfig, T5ModelConfig, TokenizerConfig
 from settings.fields import AUTO, counted
 from storage import NotMade, only_if_made
 
@@ -56,81 +56,81 @@ class LengthEstimate:
     held_out_rows: int = 0
     vocabulary: int = 0
 
-    def cut(self, config: Config) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def cut(self, data: DataConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(N,) tokens of encoder and decoder as the settings cut rows; both answers of a preference count."""
-        limits = lengths_of(config.data, self.objective)
+        limits = lengths_of(data, self.objective)
         return np.minimum(self.sources, limits.input_tokens), np.minimum(self.targets, limits.target_tokens).sum(0)
 
-    def longest(self, config: Config) -> tuple[int, int]:
+    def longest(self, data: DataConfig) -> tuple[int, int]:
         """What the longest of all rows is taken to have: more than the sample, as far as the settings allow it."""
-        limits, times = lengths_of(config.data, self.objective), 1 if self.is_all else TIMES_LONGER
-        targets = [min(times * int(part.max()), limits.target_tokens) for part in self.targets]
-        return min(times * int(self.sources.max()), limits.input_tokens), sum(targets)
+        limits = lengths_of(data, self.objective)
+        times = 1 if self.is_all else TIMES_LONGER
+        targets = np.minimum(times * self.targets.max(1), limits.target_tokens)
+        return min(times * int(self.sources.max()), limits.input_tokens), int(targets.sum())
 
     def describe(self) -> str:
+        """Which rows were looked at, for people."""
         rows = counted(len(self.sources), "row")
         return say("all {rows}", rows=rows) if self.is_all else say("the first {rows} of the data", rows=rows)
 
 
-def estimate_lengths(config: Config) -> LengthEstimate | None:
+def estimate_lengths(
+    data: DataConfig, is_finetune: bool, model: T5ModelConfig, tokenizer: TokenizerConfig, cleaning: CleaningConfig
+) -> LengthEstimate | None:
     """Encode the first of the rows that the settings name; None where rows are cut out of a stream, or are shards.
 
     Raises:
         UserError: the data cannot be read, or lack a column. NotMade: the built-in sample is not there.
     Memory: up to 8 Mi characters, their tokens, and where no tokenizer is known what one learns from 256 KiB.
     """
-    training_data = find_training_data(config, only_if_made)
+    training_data = find_training_data(data, is_finetune, only_if_made)
     if training_data.shards is not None:
         return None
     task = training_data.task
-    held_out = held_out_sources(config.data)
-    # Of files elsewhere, each look costs a journey.
-    here = [source for source in training_data.sources if isinstance(source.path, Path)]
-    held_out_here = [source for source in held_out if isinstance(source.path, Path)]
-    check_columns([*here, *held_out_here], training_data.columns)
+    held_out = held_out_sources(data)
+    held_out_here = _here(held_out)
+    check_columns([*_here(training_data.sources), *held_out_here], training_data.columns)
     if task.is_windowed:
         return None
-    first = peek(training_data.sources, training_data.columns, SAMPLED_ROWS, config.data.max_samples)
+    first = peek(training_data.sources, training_data.columns, SAMPLED_ROWS, data.max_samples)
     rows = first.rows
     is_all = first.is_all
-    folder: Path | None = None
+    folder = Path(data.cache_dir)
+    depends_on_text = False
     try:
-        folder = tokenizer_folder(config, training_data, only_if_made)
-        tokenizer = Tokenizer.load(folder)
-        vocabulary = tokenizer.size
+        folder = tokenizer_folder(data, tokenizer.tokenizer_type, model.vocab_size, training_data, only_if_made)
+        known = Tokenizer.load(folder)
     except NotMade:
-        kind = tokenizer_type_of(config, training_data)
-        tokenizer = _stand_in(config, training_data, kind, first)
+        kind = tokenizer_type_of(data, tokenizer.tokenizer_type, training_data)
         depends_on_text = kind not in ("byte", "letters")
-        if depends_on_text:
-            rows = rows[1::2] or rows
-            is_all = False
-        vocabulary = 0 if depends_on_text else tokenizer.size
-    examples = task.examples(config, training_data.columns, folder or Path(config.data.cache_dir))
-    sources, *targets = task.token_lengths(tokenizer, examples, rows, config.model)
+        size = max(SMALLEST_VOCABULARY[kind], min(model.vocab_size, LARGEST_VOCABULARY))
+        taught = texts_of(data, training_data, rows[::2])
+        with explained(first.bad_rows):
+            known = train_tokenizer(taught, kind, size, TAUGHT_BYTES, f"--train_file = {data.train_file}")
+    if depends_on_text:
+        rows = rows[1::2] or rows
+        is_all = False
+    examples = task.examples(data, cleaning.clean, training_data.columns, folder)
+    sources, *targets = task.token_lengths(known, examples, rows, model)
     if not len(sources):
         return None
-    count = about_rows(training_data.sources)
-    count = min(count, config.data.max_samples or count) * len(sources) // len(rows)
-    is_here = held_out_here and len(held_out_here) == len(held_out)
-    validated = about_rows(held_out_here) if is_here else 0
     return LengthEstimate(
-        training_data.objective, sources, np.stack(targets), is_all, max(1, count), validated, vocabulary
+        training_data.objective,
+        sources,
+        np.stack(targets),
+        is_all,
+        max(1, first.about_rows() * len(sources) // len(rows)),
+        about_rows(held_out) if held_out and held_out == held_out_here else 0,
+        0 if depends_on_text else known.size,
     )
 
 
-def _stand_in(config: Config, training_data: TrainingData, kind: str, first: Peek) -> Tokenizer:
-    """A tokenizer that has learnt from every other one of the first rows."""
-    examples = training_data.task.examples(config, training_data.columns, None)
-    size = max(SMALLEST_VOCABULARY[kind], min(config.model.vocab_size, LARGEST_VOCABULARY))
-    texts = chain.from_iterable(map(examples.texts, first.rows[::2]))
-    try:
-        return train_tokenizer(texts, kind, size, TAUGHT_BYTES, f"--train_file = {config.data.train_file}")
-    except UserError as error:
-        raise UserError(*map(first.bad_rows.explain, error.problems)) from None
+def _here(sources: list[Source]) -> list[Source]:
+    """Those of some files that are on this machine; of files elsewhere, each look costs a journey."""
+    return [source for source in sources if isinstance(source.path, Path)]
 
 
-def misfit(config: Config, tokenizer_dir: Path) -> str:
+def misfit(data: DataConfig, is_finetune: bool, tokenizer_dir: Path) -> str:
     """What speaks against a tokenizer for the training data, as one of another language loses its letters, or spells them
     out by bytes; empty where nothing does.
 
@@ -139,22 +139,17 @@ def misfit(config: Config, tokenizer_dir: Path) -> str:
     Memory: up to 8 Mi characters, and the library's word counts.
     """
     tokenizer = Tokenizer.load(tokenizer_dir)
-    training_data = find_training_data(config)
-    fingerprint = ""
-    if training_data.shards is not None:
-        fingerprint = Manifest.of(training_data.shards).content["tokenizer"]["fingerprint"]
-    elif config.data.tokenizer_dir != AUTO:
-        fingerprint = Tokenizer.load(config.data.tokenizer_dir).fingerprint
+    training_data = find_training_data(data, is_finetune)
+    fingerprint = _named_fingerprint(data, training_data)
     if fingerprint == tokenizer.fingerprint:
         return ""
     if fingerprint:
         return say("its tokenizer differs from that of the data or --tokenizer_dir")
-    examples = training_data.task.examples(config, training_data.columns, None)
-    rows = peek(training_data.sources, training_data.columns, SAMPLED_ROWS, config.data.max_samples).rows
-    taught = [text for row in rows[::2] for text in examples.texts(row)]
+    rows = peek(training_data.sources, training_data.columns, SAMPLED_ROWS, data.max_samples).rows
+    taught = list(texts_of(data, training_data, rows[::2]))
     if not any(taught):
         return ""
-    measured = list(first_chars(chain.from_iterable(map(examples.texts, rows[1::2] or rows)), SAMPLE_CHARS))
+    measured = list(up_to(texts_of(data, training_data, rows[1::2] or rows), SAMPLE_CHARS, len))
     size = min(max(tokenizer.size, SMALLEST_VOCABULARY["bpe"]), LARGEST_VOCABULARY)
     own = quality(tokenizer, measured)
     trained = quality(train_tokenizer(taught, "bpe", size, 4 * SAMPLE_CHARS), measured)
@@ -166,3 +161,10 @@ def misfit(config: Config, tokenizer_dir: Path) -> str:
         words = "its tokenizer needs {times} times as many tokens as one trained on this data"
         return say(words, times=f"{times:.1f}")
     return ""
+
+
+def _named_fingerprint(data: DataConfig, training_data: TrainingData) -> str:
+    """Of the tokenizer that the shards were written with, or that the settings name; empty where there is none."""
+    if training_data.shards is not None:
+        return str(Manifest.of(training_data.shards).content["tokenizer"]["fingerprint"])
+    return "" if data.tokenizer_dir == AUTO else Tokenizer.load(data.tokenizer_dir).fingerprint

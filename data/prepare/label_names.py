@@ -14,7 +14,7 @@ from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from data.text.labels import MOST_LABELS, in_order, is_fraction
 from language import say
-from settings.declared import Config
+from settings.declared import DataConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import AUTO, counted, listed
 from storage import Once, fingerprint, read_once_made, read_text, write_text
@@ -22,27 +22,27 @@ from storage import Once, fingerprint, read_once_made, read_text, write_text
 FILE_NAME = "labels.json"
 
 
-def label_names(config: Config, training_data: TrainingData, once: Once) -> tuple[str, ...]:
+def label_names(data: DataConfig, model: T5ModelConfig, training_data: TrainingData, once: Once) -> tuple[str, ...]:
     """The names of the labels that a head learns, in their order; () where they are numbers to be predicted.
 
     Raises:
         UserError: the data cannot be read, or its labels are not names. NotMade: by `only_if_made`.
     """
-    if config.model.labels != AUTO:
-        return config.model.label_names
+    if model.labels != AUTO:
+        return model.label_names
     if training_data.shards is not None:
         return Manifest.of(training_data.shards).label_names
     facts = {
         "sources": sources_fingerprint(training_data.sources),
         "columns": training_data.columns.sides(),
         "head": training_data.objective,
-        "max_samples": config.data.max_samples,
-        "skip": config.data.skip_bad_rows,
+        "max_samples": data.max_samples,
+        "skip": data.skip_bad_rows,
     }
-    folder = Path(config.data.cache_dir) / f"labels-{fingerprint(facts)}"
+    folder = Path(data.cache_dir) / f"labels-{fingerprint(facts)}"
 
     def write(partial: Path) -> None:
-        names = _names_in(training_data, config.data.max_samples, config.data.skip_bad_rows)
+        names = _names_in(training_data, data.max_samples, data.skip_bad_rows)
         partial.mkdir()
         write_text(partial / FILE_NAME, json.dumps(names, ensure_ascii=False) + "\n")
 
@@ -74,18 +74,20 @@ def _names_in(training_data: TrainingData, max_samples: int | None, skip_bad_row
                     found=listed(sorted(names), 3),
                 )
     ordered = in_order(list(names))
-    if numbers := [name for name in sorted(names) if is_fraction(name)]:
-        raise UserError(
-            "--labels = auto, column {label} has numbers such as {found}; use --labels=regression, or name the classes",
-            label=column,
-            found=numbers[0],
-        )
-    if commas := [name for name in ordered if "," in name]:
-        raise UserError(
-            "--label_column = {label}, has the label {commas!r}; commas separate labels here: write it without",
-            label=column,
-            commas=commas[0],
-        )
+    for name in ordered:
+        if is_fraction(name):
+            raise UserError(
+                "--labels = auto, column {label} has numbers such as {found}; use --labels=regression, or name the "
+                "classes",
+                label=column,
+                found=name,
+            )
+        if "," in name:
+            raise UserError(
+                "--label_column = {label}, has the label {commas!r}; commas separate labels here: write it without",
+                label=column,
+                commas=name,
+            )
     if len(names) < 2:
         problem = say(
             "--label_column = {label}, has {labels}; a head needs two or more, or --labels=regression",

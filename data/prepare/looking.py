@@ -13,15 +13,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from childproc import ChildDied, Worker
-from data.shards.store import is_shards
+from data.prepare.training_data import named_files
 from data.sources.places import public
 from data.sources.reading import reading_in_child
 from data.tokenizers.sample import LARGE, SMALL, TrainingLimits
 from devices.cores import usable_cores
 from memory.processes import usage_of
 from memory.system_limits import host_limits
-from settings.declared import Config
-from settings.fields import AUTO
+from settings.declared import Config, Noting
+from settings.fields import AUTO, Auto
 from units import GIB, MIB
 
 BESIDE = 300 * MIB  # the process that waits, and the one that reads
@@ -34,40 +34,24 @@ Result = TypeVar("Result")
 _kept: list[tuple[Worker, int]] = []  # one with its bytes, or none
 
 
-def look(config: Config, function: Callable[..., Result], *arguments: Any) -> Result:
+def look(config: Config, function: Callable[..., Result], *arguments: Any, always_in_child: bool = False) -> Result:
     """What a module's function says: asked in the child where the settings name files, here where they name shards or nothing.
-
-    Raises:
-        as `ask`.
-    """
-    return ask(config, function, *arguments) if names_files(config) else function(*arguments)
-
-
-def names_files(config: Config) -> bool:
-    """Whether the settings name files of rows that are no shards."""
-    return bool(_files(config))
-
-
-def _files(config: Config) -> list[str]:
-    data = config.data
-    return [str(spec) for spec in (data.train_file, data.validation_file) if spec and not is_shards(spec)]
-
-
-def ask(config: Config, function: Callable[..., Result], *arguments: Any) -> Result:
-    """What a module's function says, asked in the child.
 
     Args:
         function: it, its arguments and its answer are picklable; of its errors only UserError comes back.
+        always_in_child: also where nothing is named, since what the function does takes memory.
     Raises:
         UserError: also where a file ends the child. DoesNotFit: it takes more than the budget leaves.
     """
+    files = list(named_files(config.data).values())
+    if not files and not always_in_child:
+        return function(*arguments)
     if not _kept:
-        most = child_bytes(config)
-        _kept.append((Worker(_asked, max_bytes=most), most))
+        most = child_bytes(config.memory.memory_budget)
+        _kept.append((Worker(_asked, max_bytes=most, environment=_environment(config.run.num_threads)), most))
     worker, most = _kept[0]
-    files = public(" and ".join(_files(config)) or "the built-in sample")
     result: Result
-    with reading_in_child(files, most):
+    with reading_in_child(public(" and ".join(files) or "the built-in sample"), most):
         try:
             result, reads = worker.ask((function, arguments))
         except (ChildDied, KeyboardInterrupt):
@@ -75,6 +59,12 @@ def ask(config: Config, function: Callable[..., Result], *arguments: Any) -> Res
             raise
     config.reads.update(reads)
     return result
+
+
+def _environment(num_threads: int | Auto) -> dict[str, str]:
+    """The variables of the child, in which the tokenizers library uses its threads."""
+    threads = {} if num_threads == AUTO else {"RAYON_NUM_THREADS": str(num_threads)}
+    return {**threads, **os.environ, "TOKENIZERS_PARALLELISM": "true"}
 
 
 def forget() -> None:
@@ -90,30 +80,40 @@ def _asked() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...]]], tuple[Any
 def _answer(request: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Any, set[str]]:
     """What the function says, and which settings it has read."""
     function, arguments = request
-    answer = function(*arguments)
-    return answer, set[str]().union(*(argument.reads for argument in arguments if isinstance(argument, Config)))
+    reads = set[str]()
+    answer = function(*(_noting(argument, reads) for argument in arguments))
+    return answer, reads.union(*(argument.reads for argument in arguments if isinstance(argument, Config)))
 
 
-def child_bytes(config: Config) -> int:
+def _noting(argument: Any, reads: set[str]) -> Any:
+    """The same argument; of a group of settings a copy that notes what is read of it."""
+    if not isinstance(argument, Noting):
+        return argument
+    group = type(argument)(**vars(argument))
+    group.note_reads(reads)
+    return group
+
+
+def child_bytes(memory_budget: int | Auto) -> int:
     """What a child that reads files may hold: what the budget leaves beside this process."""
-    return max(LEAST_IN_CHILD, _memory(config) - usage_of([os.getpid()]).anon_bytes)
+    return max(LEAST_IN_CHILD, _memory(memory_budget) - usage_of([os.getpid()]).anon_bytes)
 
 
-def tokenizer_limits(config: Config) -> TrainingLimits:
-    return LARGE if _memory(config) >= LARGE_FROM else SMALL
+def tokenizer_limits(memory_budget: int | Auto) -> TrainingLimits:
+    """What training a tokenizer may hold under a budget."""
+    return LARGE if _memory(memory_budget) >= LARGE_FROM else SMALL
 
 
-def workers(config: Config, size: int) -> int:
+def workers(prepare_workers: int | Auto, num_threads: int | Auto, memory_budget: int | Auto, size: int) -> int:
     """Processes that encode files of so many bytes, beside the one that reads; 0: that one does it."""
-    asked = config.prepare.prepare_workers
-    if asked != AUTO:
-        return int(asked)
-    cores = usable_cores() if config.run.num_threads == AUTO else min(usable_cores(), int(config.run.num_threads))
-    fitting = min(MOST_WORKERS, cores, (_memory(config) - BESIDE) // WORKER)
+    if prepare_workers != AUTO:
+        return int(prepare_workers)
+    cores = usable_cores() if num_threads == AUTO else min(usable_cores(), int(num_threads))
+    fitting = min(MOST_WORKERS, cores, (_memory(memory_budget) - BESIDE) // WORKER)
     return fitting if fitting > 1 and size >= SMALL_BYTES else 0
 
 
-def _memory(config: Config) -> int:
+def _memory(memory_budget: int | Auto) -> int:
     """Bytes that the run may have in all, its children included."""
-    budget, lowest = config.memory.memory_budget, min(limit.bytes for limit in host_limits())
-    return lowest if budget == AUTO else min(lowest, int(budget))
+    lowest = min(limit.bytes for limit in host_limits())
+    return lowest if memory_budget == AUTO else min(lowest, int(memory_budget))

@@ -6,16 +6,13 @@ enough to continue from; what was read of a file before is read again and passed
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import zlib
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from childproc import MEMORY, ChildDied, Worker
@@ -24,9 +21,7 @@ from data.sources.lines import BadRows
 from data.sources.reading import read_source
 from data.sources.source import Source
 from data.text.conversations import TextRow
-from language import say
 from settings.errors import DoesNotFit
-from storage import write_text
 
 Result = TypeVar("Result")
 AHEAD = 2  # batches under way for each worker, so that it need not wait
@@ -69,37 +64,21 @@ def read_batches(
         bad_rows: at the end it has counted all broken rows, those before the position included.
         max_rows: rows to read at most, over all files and attempts; None: all.
     """
-    bad_rows.count, bad_rows.examples = start.bad_rows, list(start.examples)
-    count, done = start.rows, start.batch
+    most = sys.maxsize if max_rows is None else max_rows
+    bad_rows.count = start.bad_rows
+    bad_rows.examples = list(start.examples)
+    count = start.rows
+    done = start.batch
     for number in range(start.source, len(sources)):
         before = bad_rows.count, tuple(bad_rows.examples)
-        for batch, rows in enumerate(read_source(sources[number], columns, bad_rows)):
-            if batch < done:
-                continue
-            rows = rows if max_rows is None else rows[: max_rows - count]
-            count += len(rows)
-            if rows:
-                yield Batch(rows, Position(number, batch + 1, count, *before))
-            if count == max_rows:
+        for batch, rows in enumerate(read_source(sources[number], columns, bad_rows), 1):
+            if batch > done:
+                rows = rows[: most - count]
+                count += len(rows)
+                yield Batch(rows, Position(number, batch, count, *before))
+            if batch >= done and count == most:
                 return
         done = 0
-
-
-def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write how far a pass has come, behind its checksum."""
-    text = json.dumps(state)
-    write_text(path, f"{zlib.crc32(text.encode()):08x}{text}")
-
-
-def saved_state(path: Path) -> dict[str, Any] | None:
-    """How far an earlier pass came; None: there was none. Raises ValueError where it is damaged."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    if f"{zlib.crc32(content[8:]):08x}".encode() != content[:8]:
-        raise ValueError(say("its checksum is another"))
-    return dict(json.loads(content[8:]))
 
 
 Run = Callable[[Iterable[Batch]], Iterator[tuple[Batch, Result]]]
@@ -113,7 +92,7 @@ def workers_in_order(
 
     Args:
         make: a function of a module; `make(*arguments)` is the work.
-        workers: processes; 0: the work is done here.
+        workers: processes, which take turns; 0: the work is done here.
     Raises:
         UserError: raised by the work. DoesNotFit: a process was killed. ChildDied: one failed.
     Memory: 2 batches and results a worker, and the processes.
@@ -123,31 +102,27 @@ def workers_in_order(
         yield lambda batches: ((batch, work(batch.rows)) for batch in batches)
         return
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-
-    def ask(rows: Sequence[TextRow]) -> Result:
-        worker = idle.get()
-        try:
-            answer: Result = worker.ask(rows)
-        finally:
-            idle.put(worker)
-        return answer
-
-    def run(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Result]]:
-        under_way: deque[tuple[Batch, Future[Result]]] = deque()
-        for batch in batches:
-            under_way.append((batch, pool.submit(ask, batch.rows)))
-            if len(under_way) == AHEAD * workers:
-                first, future = under_way.popleft()
-                yield first, future.result()
-        for first, future in under_way:
-            yield first, future.result()
-
     with ExitStack() as stack:
-        for _ in range(workers):
-            idle.put(stack.enter_context(Worker(make, *arguments, environment=environment, is_interruptible=False)))
-        pool = ThreadPoolExecutor(workers)
-        stack.callback(pool.shutdown, cancel_futures=True)
+        # Each process has a thread that waits for its answers.
+        lines = [
+            (
+                stack.enter_context(Worker(make, *arguments, environment=environment, is_interruptible=False)),
+                stack.enter_context(ThreadPoolExecutor(1)),
+            )
+            for _ in range(workers)
+        ]
+
+        def run(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Result]]:
+            under_way: deque[tuple[Batch, Future[Result]]] = deque()
+            for number, batch in enumerate(batches):
+                worker, thread = lines[number % workers]
+                under_way.append((batch, thread.submit(worker.ask, batch.rows)))
+                if len(under_way) == AHEAD * workers:
+                    first, future = under_way.popleft()
+                    yield first, future.result()
+            for first, future in under_way:
+                yield first, future.result()
+
         try:
             yield run
         except ChildDied as died:

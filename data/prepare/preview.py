@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from data.batches.loader import StepLoader
-from data.prepare.data_tokenizer import tokenizer_folder
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared
-from data.prepare.training_data import TrainingData, check_heeded, find_training_data
+from data.prepare.training_data import TrainingData
 from data.prepare.unread import passed_over
 from data.shards.store import TRAIN, Manifest
 from data.sources.peek import peek
@@ -22,9 +21,8 @@ from data.task import Table, Task
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
-from settings.declared import Config
+from settings.declared import CleaningConfig, DataConfig
 from settings.fields import counted
-from storage import Once, make_once
 from terminal import letters, shortened
 
 SHOWN_COLUMNS = 120  # of a text
@@ -32,44 +30,40 @@ UNREAD_SHARE = 0.01  # of the tokens, from which on it is said that they are nev
 SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards tell it
 
 
-def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, tokenizer: Tokenizer, count: int) -> Table:
+def table_of_shards(
+    data: DataConfig, prepared: Prepared, loader: StepLoader, tokenizer: Tokenizer, count: int
+) -> Table:
     """The first `count` rows of shards, and what of the data was cut, left out or is never read."""
     manifest = Manifest.of(prepared.train_dir)
     table = _columns_row(loader.task, manifest.content["settings"].get("columns", []))
     for number in range(min(count, loader.num_rows)):
         table += loader.task.show_batch(loader.batch_of(np.array([number])), tokenizer, prepared.labels)
-    return [*table, *lost_of_shards(config, prepared), *prepared.unread]
+    return [*table, *lost_of_shards(data, prepared), *prepared.unread]
 
 
 def table_of_files(
-    config: Config, count: int, once: Once = make_once, worded: Path | None = None
-) -> tuple[TrainingData, Table]:
-    """The training data, and the first rows of its files; no rows where those are shards already.
+    data: DataConfig, training_data: TrainingData, cleaning: CleaningConfig, count: int, tokenizer_dir: Path | None
+) -> Table:
+    """The first rows of files of rows.
 
     Args:
-        once: `make_once`, or `only_if_made` where no tokenizer shall be trained.
-        worded: a folder whose template words the prompts, where the tokenizer is not known yet: no tokens are shown.
+        tokenizer_dir: None: the tokenizer is not known yet, and no tokens are shown.
     Raises:
-        UserError: the data cannot be read. NotMade: by `only_if_made`.
+        UserError: the data cannot be read.
     """
-    data = config.data
-    training_data = find_training_data(config, once)
-    check_heeded(config, training_data)
-    if training_data.shards is not None:
-        return training_data, []
     task = training_data.task
     first = peek(training_data.sources, training_data.columns, max(count, SAMPLED_ROWS), data.max_samples)
-    folder = worded or tokenizer_folder(config, training_data, once)
-    examples = task.examples(config, training_data.columns, folder)
+    examples = task.examples(data, cleaning.clean, training_data.columns, tokenizer_dir or Path(data.cache_dir))
+    tokenizer = None if tokenizer_dir is None else Tokenizer.load(tokenizer_dir)
     table = _columns_row(task, training_data.columns.sides())
-    table += task.show_rows(data, first, count, examples, None if worded else Tokenizer.load(folder))
+    table += task.show_rows(data, first, count, examples, tokenizer)
     if first.bad_rows.count:
         words = "{count} of the first rows, such as {example}"
         if not data.skip_bad_rows:
             words = "{count} of the first rows, such as {example}; training stops there without --skip_bad_rows=True"
         cell = say(words, count=counted(first.bad_rows.count, "row"), example=first.bad_rows.examples[0])
         table.append((say("cannot be read"), cell))
-    return training_data, [*table, *passed_over(config, task)]
+    return [*table, *passed_over(data, task)]
 
 
 def _columns_row(task: Task, columns: Sequence[str]) -> Table:
@@ -94,30 +88,30 @@ def text_of_ids(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     return tokenizer.decode(ids, skip_special=False).removesuffix(tokenizer.names["eos_token"])
 
 
-def lost_of_shards(config: Config, prepared: Prepared) -> Table:
+def lost_of_shards(data: DataConfig, prepared: Prepared) -> Table:
     """What of the training data was cut, left out or is never read, for a table."""
-    manifest = Manifest.of(prepared.train_dir)
     task = prepared.task
-    counts = {name: prepared.counts[f"{TRAIN}_{name}"] for name in ("cut_rows", "texts", "unknown_tokens", "tokens")}
-    table = cut_row(task.limit_words(config.data, counts["cut_rows"]), counts["cut_rows"], counts["texts"])
-    if warning := unknown_warning(counts["unknown_tokens"], counts["tokens"]):
+    cut, texts, unknown, tokens = [
+        prepared.counts[f"{TRAIN}_{name}"] for name in ("cut_rows", "texts", "unknown_tokens", "tokens")
+    ]
+    table = cut_row(task.limit_words(data, cut), cut, texts)
+    warning = unknown_warning(unknown, tokens)
+    if warning:
         table.append((say("unknown"), warning))
-    for reason, entry in manifest.content.get("dropped", {}).items():
+    for reason, entry in Manifest.of(prepared.train_dir).content.get("dropped", {}).items():
         samples = ", ".join(repr("".join(letters(sample)[:60])) for sample in entry["samples"])
         example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)
         table.append((say("left out: {reason}", reason=reason), example))
-    tokens = counts["tokens"]
-    if task.is_windowed and tokens:
-        window = task.lengths(config.data).raw_tokens
-        unread = tokens % min(window, tokens)
-        if unread > UNREAD_SHARE * tokens:
-            words = say(
-                "the last {left} of {tokens} tokens, because each row takes {window}; a smaller --max_seq_len drops fewer",
-                left=f"{unread:,}",
-                tokens=f"{tokens:,}",
-                window=f"{window:,}",
-            )
-            table.append((say("never read"), words))
+    window = task.lengths(data).raw_tokens
+    unread = tokens % max(1, min(window, tokens))
+    if task.is_windowed and unread > UNREAD_SHARE * tokens:
+        words = say(
+            "the last {left} of {tokens} tokens, because each row takes {window}; a smaller --max_seq_len drops fewer",
+            left=f"{unread:,}",
+            tokens=f"{tokens:,}",
+            window=f"{window:,}",
+        )
+        table.append((say("never read"), words))
     return table
 
 

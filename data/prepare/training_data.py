@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from data.shards.store import Manifest, is_shards
@@ -48,57 +48,57 @@ class TrainingData:
         return task
 
 
-def find_training_data(config: Config, once: Once = make_once, flag: str = "--train_file") -> TrainingData:
+def find_training_data(
+    data: DataConfig, is_finetune: bool, once: Once = make_once, setting: str = "train_file"
+) -> TrainingData:
     """Decide the objective and find the training data; the built-in sample if no file is named.
 
     Args:
-        once: `make_once`, or `only_if_made` where nothing shall be made. flag: by which the file was named.
+        is_finetune: whether a trained model is finetuned, which decides the objective before the columns do.
+        once: `make_once`, or `only_if_made` where nothing shall be made. setting: which names the file.
     Raises:
         UserError: a file is missing, empty or broken. NotMade: by `only_if_made`.
     """
-    data = config.data
+    file = getattr(data, setting)
     objective = data.objective
-    if objective == AUTO and (config.train.is_finetune or data.train_file is None):
-        objective = default_objective(config.train.is_finetune)
-    if data.train_file is None:
+    if objective == AUTO and (is_finetune or file is None):
+        objective = default_objective(is_finetune)
+    if file is None:
         path, columns = task_named(objective).sample(data.cache_dir, once)
         return TrainingData(objective, [Source(path, JSONL)], columns)
-    if is_shards(data.train_file):
-        return _given_shards(data, objective)
-    sources = find(data.train_file, flag)
+    if is_shards(file):
+        return _given_shards(data, objective, file)
+    sources = find(file, f"--{setting}")
     if objective == AUTO:
-        objective = _objective_of(data, sources[0])
+        objective = _objective_of(data, sources[0], file)
     columns = task_named(objective).columns_of(data, sources)
-    return TrainingData(objective, sources, columns, parts=[public(part) for part in parts_of(data.train_file)])
+    return TrainingData(objective, sources, columns, parts=[public(part) for part in parts_of(file)])
 
 
-def _objective_of(data: DataConfig, source: Source) -> str:
+def _objective_of(data: DataConfig, source: Source, file: str) -> str:
     """What a file teaches by its columns."""
     contents, _ = what_it_teaches(data, source)
     if contents is None:
         return default_objective(is_finetune=False)
     task = task_reading(contents)
-    if problem := task.unless_named(data):
-        raise UserError(problem)
+    refuse(task.unless_named(data, file))
     return task.name
 
 
-def _given_shards(data: DataConfig, objective: str) -> TrainingData:
-    path = Path(str(data.train_file))
-    reader = Manifest.of(path).task
-    is_read = objective != AUTO and task_named(objective).shards == reader.shards
-    if not is_read and (problem := reader.unless_named(data)):
-        raise UserError(problem)
+def _given_shards(data: DataConfig, objective: str, file: str) -> TrainingData:
+    reader = Manifest.of(Path(file)).task
     if objective == AUTO:
-        return TrainingData(reader.name, [], Columns(), path)
-    if not is_read:
-        raise UserError(
+        refuse(reader.unless_named(data, file))
+        objective = reader.name
+    if task_named(objective).shards != reader.shards:
+        problem = say(
             "--train_file = {path}, holds {kind} shards, which {objective} does not read; prepare the text again",
-            path=path,
+            path=file,
             kind=reader.shards.kind,
             objective=objective,
         )
-    return TrainingData(objective, [], Columns(), path)
+        refuse(reader.unless_named(data, file) or [problem])
+    return TrainingData(objective, [], Columns(), Path(file))
 
 
 def held_out_sources(data: DataConfig) -> list[Source]:
@@ -108,41 +108,65 @@ def held_out_sources(data: DataConfig) -> list[Source]:
         UserError: a file is missing, empty or broken.
     """
     flag = "--validation_file"
-    if data.validation_file is not None:
-        names = set_names(data.validation_file)
-        if is_shards(data.validation_file):
-            return []
-        if names and (prepared := [part for _, part in numbered_parts(data.validation_file, flag) if is_shards(part)]):
+    if data.validation_file is None:
+        return [] if data.train_file is None or is_shards(data.train_file) else held_out(data.train_file)
+    if is_shards(data.validation_file):
+        return []
+    for _, part in numbered_parts(data.validation_file, flag):
+        if is_shards(part) and set_names(data.validation_file):
             raise UserError(
                 "{flag} = {validation_file}, {prepared} is shards; sets with names are made of files of rows",
                 flag=flag,
                 validation_file=data.validation_file,
-                prepared=prepared[0],
+                prepared=part,
             )
-        return find(data.validation_file, flag)
-    return [] if data.train_file is None or is_shards(data.train_file) else held_out(data.train_file)
+    return find(data.validation_file, flag)
+
+
+def named_files(data: DataConfig) -> dict[str, str]:
+    """The files of rows that the settings name, by their flags; shards are none."""
+    named = {"--train_file": data.train_file, "--validation_file": data.validation_file}
+    return {flag: spec for flag, spec in named.items() if spec and not is_shards(spec)}
+
+
+def check_tokenizer(data: DataConfig) -> None:
+    """Read the tokenizer that the settings name, if they name one; raises UserError."""
+    if data.tokenizer_dir != AUTO:
+        Tokenizer.load(data.tokenizer_dir)
 
 
 def file_problems(data: DataConfig) -> list[str]:
     """Find what is wrong with the data and the tokenizer that the settings name, before any row is read, for `UserError`."""
     problems = list[str]()
-    for name in ("train_file", "validation_file"):
+    for flag, spec in named_files(data).items():
         with collected(problems):
-            if (spec := getattr(data, name)) and not is_shards(spec):
-                find(spec, f"--{name}")
+            find(spec, flag)
     with collected(problems):
-        if data.tokenizer_dir != AUTO:
-            Tokenizer.load(data.tokenizer_dir)
+        check_tokenizer(data)
     return problems
 
 
-def check_heeded(config: Config, training_data: TrainingData) -> None:
-    """Refuse settings that have no effect on these rows; raises UserError."""
-    # An edited line is a default for all data: rows of another kind stand over it, as a file does.
-    origins = (*config.origins, ("objective", "file"))
-    decided = replace(config.changed(objective=training_data.objective), origins=origins)
-    problems = without_effect(decided, ("objective",))
-    for name in training_data.task.idle_settings(config.data, training_data):
-        value = getattr(config.data, name)
+def check_heeded(config: Config, training_data: TrainingData, raw_validation: Sequence[Source] = ()) -> None:
+    """Refuse settings that have no effect on these rows.
+
+    Args:
+        raw_validation: files of rows to validate with, which cleaning is for where the training data are shards.
+    Raises:
+        UserError: all problems at once.
+    """
+    data = config.data
+    problems: list[str] = [*without_effect(config, ("objective",), training_data.objective)]
+    for name in training_data.task.idle_settings(data, training_data):
+        value = getattr(data, name)
         problems.append(say("--{name} = {value}, has no effect on these rows; omit it", name=name, value=value))
+    if training_data.shards is not None and data.max_samples is not None:
+        unheeded = "--max_samples = {max_samples}, shards are used whole; prepare the text with --max_samples"
+        problems.append(say(unheeded, max_samples=data.max_samples))
+    if training_data.shards is not None and not raw_validation:
+        cleaning = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
+        problems += [
+            say("--{name}, shards are used as they are; prepare the text with --{name}", name=name)
+            for name, is_on in cleaning.items()
+            if is_on and config.origin(name) == "flag"
+        ]
     refuse(problems)

@@ -7,8 +7,9 @@ token of every document. The shards depend neither on where an attempt ended nor
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.batches.order import mix
-from data.prepare.duplicates import RESULT, find_duplicates
+from data.prepare.duplicates import find_duplicates
 from data.prepare.encode import Encoded, load_encoder
-from data.prepare.passes import Batch, Position, Run, read_batches, save_state, saved_state, workers_in_order
+from data.prepare.passes import Position, Run, read_batches, workers_in_order
 from data.progress import ProgressLine
 from data.shards.store import TRAIN, VALIDATION
 from data.shards.writer import ShardWriter
@@ -28,13 +29,15 @@ from data.sources.lines import BadRows
 from data.sources.reading import check_columns
 from data.sources.source import Source
 from data.task import RowLimits, Task
-from data.text.clean import Dropped
+from data.text.clean import SAMPLE_CHARS, Dropped
 from data.text.conversations import Examples
 from language import say
-from settings.errors import UserError, refuse
+from settings.errors import UserError
+from storage import OtherParts, Parts, remove
 
 HELD_OUT_ONE_IN = 100
-PROGRESS = "progress.json"
+STATES = "states"
+DIGESTS = "digests"
 COUNTS = (
     "rows",
     "tokens",
@@ -49,7 +52,7 @@ COUNTS = (
 )
 
 # 1, 2, 3, 4, 6, 8, 12, 16 ...: two buckets for each doubling.
-BOUNDS = np.array(sorted({1} | {2**n for n in range(1, 25)} | {3 * 2**n for n in range(24)}), np.int64)
+BOUNDS = np.array(sorted({1, *(2 ** np.arange(1, 25)).tolist(), *(3 * 2 ** np.arange(24)).tolist()}), np.int64)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Job:
         parts: the names of the parts that `Source.part` counts. sets: those of the validation sets; none: all are one.
         examples: how a row becomes the texts that are encoded; with turns, one row may become several.
         dedup: none or exact; duplicates are looked for in `train`.
+        facts: what else shapes the shards of this task, and not those of others.
     """
 
     task: Task
@@ -79,6 +83,7 @@ class Job:
     sets: Sequence[str] = ()
     examples: Examples = field(default_factory=Examples)
     dedup: str = "none"
+    facts: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,21 +131,21 @@ class Split:
         self.format = job.task.shards
         self.keeps_references = folder.name != TRAIN
         names = job.columns.names
-        state = {
+        state = state or {
             "writer": None,
             "label_counts": [0] * len(names or ()),
             "counts": dict.fromkeys(COUNTS, 0),
             "lengths": [{}] * len(self.format.columns),
-            "parts": [],
+            "parts": {},
             "position": {},
             "usable": 0,
             "kept": 0,
-        } | (state or {})
+        }
         self.writer = ShardWriter(folder, self.format, vocab_size, state["writer"], is_regression=names == ())
         self.label_counts: list[int] = state["label_counts"]
         self.counts: dict[str, int] = state["counts"]
         self.lengths = [LengthCounts(**facts) for facts in state["lengths"]]
-        self.parts: list[dict[str, Any]] = state["parts"]
+        self.parts: dict[str, dict[str, Any]] = state["parts"]
         self.position = Position(**state["position"])
         self.usable: int = state["usable"]
         self.kept: int = state["kept"]
@@ -149,24 +154,22 @@ class Split:
         """Take rows of a part of the data."""
         if not encoded.num_rows:
             return
-        if not self.parts or self.parts[-1]["name"] != part:
-            self.parts.append({"name": part, "rows": 0, "tokens": 0})
+        rows = encoded.num_rows
+        tokens = 0
+        cut = np.zeros(rows, np.int64)
+        columns = zip(self.format.columns, encoded.columns, encoded.uncut, self.lengths, strict=True)
+        for name, (_, stored), uncut, length_counts in columns:
+            length_counts.add(stored, uncut)
+            cut += uncut - stored
+            if name != self.format.label_column:
+                tokens += int(stored.sum())
         if self.label_counts:
             labels = encoded.columns[1][0]
             counts = np.bincount(labels[~np.isnan(labels)].astype(np.int64), minlength=len(self.label_counts))
             self.label_counts = (np.array(self.label_counts) + counts).tolist()
-        rows = encoded.num_rows
-        tokens = 0
-        cut = np.zeros(rows, np.int64)
-        names = self.format.columns
-        for name, (_, stored), uncut, length_counts in zip(
-            names, encoded.columns, encoded.uncut, self.lengths, strict=True
-        ):
-            length_counts.add(stored, uncut)
-            cut += uncut - stored
-            tokens += int(stored.sum()) * (name != self.format.label_column)
-        self.parts[-1]["rows"] += rows
-        self.parts[-1]["tokens"] += tokens
+        counts_of_part = self.parts.setdefault(part, {"name": part, "rows": 0, "tokens": 0})
+        counts_of_part["rows"] += rows
+        counts_of_part["tokens"] += tokens
         self.counts["texts"] += rows
         self.counts["tokens"] += tokens
         self.counts["unknown_tokens"] += int(encoded.unknown.sum())
@@ -193,37 +196,62 @@ class Split:
         self.writer.finish()
         self.counts["rows"] = sum(shard["rows"] for shard in self.writer.shards)
         lengths = {name: counts.facts() for name, counts in zip(self.format.columns, self.lengths, strict=True)}
-        return {"counts": self.counts, "lengths": lengths, "parts": self.parts, "shards": self.writer.shards}
+        parts = list(self.parts.values())
+        return {"counts": self.counts, "lengths": lengths, "parts": parts, "shards": self.writer.shards}
+
+
+def states_of(folder: Path, identity: str) -> Parts:
+    """The states that earlier attempts at the same job have left in a folder; whatever else is there is removed."""
+    with suppress(OtherParts):
+        states = Parts(folder / STATES, identity, ".json")
+        if list(states):
+            return states
+    remove(folder)
+    return Parts(folder / STATES, identity, ".json")
+
+
+def clear(folder: Path) -> None:
+    """Remove what only an interrupted attempt would need; called once all else is on the disk."""
+    for earlier in folder.glob("*/*.tmp"):
+        earlier.unlink()
+    remove(folder / DIGESTS)
+    remove(folder / STATES)
 
 
 class Writing:
     """All splits of a job on their way to disk, from where an earlier attempt stopped.
 
     Args:
-        folder: gets a folder per split; holds what an earlier attempt at the same job left.
-        vocab_size: of the tokenizer.
+        folder: gets a folder per split.
+        identity: of the job. vocab_size: of the tokenizer.
     Raises:
         UserError: a file lacks a column, or is broken where its columns are named.
     """
 
-    def __init__(self, job: Job, folder: Path, vocab_size: int) -> None:
+    def __init__(self, job: Job, folder: Path, identity: str, vocab_size: int) -> None:
         self.job = job
         self.folder = folder
+        self.bad_rows = BadRows(job.skip_bad_rows)
         check_columns([*job.train, *job.validation], job.columns)
-        names = [TRAIN] * bool(job.train) + [VALIDATION] * bool(job.hold_out or job.validation)
+        has_split = {TRAIN: job.train, VALIDATION: job.hold_out or job.validation}
+        names = [name for name, rows in has_split.items() if rows]
+        self.states = states_of(folder, identity)
+        self.digests = Parts(folder / DIGESTS, identity, ".bin")
+        state: dict[str, Any] = {"splits": dict.fromkeys(names), "dropped": {}}
+        earlier = list(self.states)
+        if earlier:
+            state = json.loads(self.states.path(earlier[-1]).read_bytes())
         try:
-            state = saved_state(folder / PROGRESS)
-            self.splits = {
-                name: Split(folder / name, job, vocab_size, state and state["splits"][name]) for name in names
-            }
+            self.splits = {name: Split(folder / name, job, vocab_size, state["splits"][name]) for name in names}
         except (ValueError, FileNotFoundError):
             raise UserError(
                 "{folder}: is damaged, how far an interrupted attempt got is not known; run the command again, it "
                 "starts over",
-                folder=folder / PROGRESS,
+                folder=folder,
             ) from None
-        self.dropped = Dropped(state["dropped"] if state else {})
-        self.bad_rows = {name: BadRows(job.skip_bad_rows) for name in names}
+        self.dropped = Dropped(state["dropped"])
+        if not earlier:  # The first state says whose folder this is.
+            self._save()
 
     def run(self, tokenizer_dir: Path, workers: int) -> dict[str, Any]:
         """Encode what is not encoded yet.
@@ -238,16 +266,16 @@ class Writing:
             some batches of rows and of encodings; 1 byte a row with `dedup`.
         """
         job = self.job
+        doubles = None
         with ExitStack() as stack:
             for split in self.splits.values():
                 stack.enter_context(split.writer)
-            doubles = None
-            if job.train and job.dedup != "none":
+            if job.dedup != "none":
                 doubles = find_duplicates(
                     job.train,
                     job.columns,
                     job.examples,
-                    self.folder,
+                    self.digests,
                     workers,
                     max_rows=job.max_samples,
                     skip_bad_rows=job.skip_bad_rows,
@@ -259,121 +287,103 @@ class Writing:
                 self._fill(TRAIN, job.train, encode, doubles)
             if job.validation:
                 self._fill(VALIDATION, job.validation, encode, None)
-            if not job.skip_bad_rows:
-                job.task.refuse_dropped(self.dropped, _named([*job.train, *job.validation]))
-            facts = {name: split.finish() for name, split in self.splits.items()}
-        self._check_enough(facts)
-        return facts
+            return {name: split.finish() for name, split in self.splits.items()}
 
     def _fill(
         self, name: str, sources: Sequence[Source], encode: Run[Encoded], doubles: NDArray[np.bool_] | None
     ) -> None:
+        """Read all rows of sources into a split, and of training data those that are held out into the other one."""
+        job = self.job
         split = self.splits[name]
-        bad_rows = self.bad_rows[name]
         if split.position.source == len(sources):  # An earlier attempt came through.
             return
-        most = self.job.max_samples if name == TRAIN else None
-        batches = read_batches(sources, self.job.columns, bad_rows, most, split.position)
+        parts, most = (job.parts, job.max_samples) if name == TRAIN else (job.sets, None)
+        batches = read_batches(sources, job.columns, self.bad_rows, most, split.position)
         with ProgressLine(say("preparing {split}", split=say(name)), split.position.rows) as progress:
             for batch, encoded in encode(batches):
                 source = batch.end.source
+                part = parts[sources[source].part] if parts else ""
                 shards = self._num_shards()
-                names = self.job.parts if name == TRAIN else self.job.sets
-                self._add(name, names[sources[source].part] if names else "", batch, encoded, doubles)
+                split.counts["empty_rows"] += encoded.empty
+                split.counts["dropped_rows"] += encoded.dropped.count
+                self.dropped.merge(encoded.dropped)
+                left = encoded
+                if doubles is not None:
+                    is_double = doubles[split.usable : split.usable + encoded.num_rows]
+                    split.usable += encoded.num_rows
+                    split.counts["duplicate_rows"] += int(is_double.sum())
+                    for place in encoded.places[is_double].tolist():
+                        self.dropped.add("duplicate", batch.rows[place])
+                    left = encoded.select(~is_double)
+                # A conversation goes to one side whole: its prompts hold its answers.
+                rows, numbers = np.unique(left.places, return_inverse=True)
+                if job.hold_out:
+                    apart = is_held_out(split.kept + numbers)
+                    self.splits[VALIDATION].add(left.select(apart), part)
+                    left = left.select(~apart)
+                split.kept += len(rows)
+                split.add(left, part)
                 split.position = batch.end
                 where = f"file {source + 1} of {len(sources)}" if len(sources) > 1 else ""
                 progress.add(len(batch.rows), encoded.text_bytes, where)
                 if self._num_shards() > shards:
                     self._save()
-        split.counts["bad_rows"] = bad_rows.count
-        for example in bad_rows.examples:
-            self.dropped.add("broken", [example])
-        if bad_rows.count:
-            self.dropped.reasons["broken"]["count"] += bad_rows.count - len(bad_rows.examples)
         split.position = Position(len(sources))
-
-    def _add(self, name: str, part: str, batch: Batch, encoded: Encoded, doubles: NDArray[np.bool_] | None) -> None:
-        split = self.splits[name]
-        split.counts["empty_rows"] += encoded.empty
-        split.counts["dropped_rows"] += encoded.dropped.count
-        self.dropped.merge(encoded.dropped)
-        if doubles is not None:
-            is_double = doubles[split.usable : split.usable + encoded.num_rows]
-            split.counts["duplicate_rows"] += int(is_double.sum())
-            for place in encoded.places[is_double].tolist():
-                self.dropped.add("duplicate", batch.rows[place])
-            split.usable += encoded.num_rows
-            encoded = encoded.select(~is_double)
-        # A conversation goes to one side whole: its prompts hold its answers.
-        rows, numbers = np.unique(encoded.places, return_inverse=True)
-        if name == TRAIN and self.job.hold_out:
-            apart = np.array([is_held_out(split.kept + number) for number in numbers.tolist()], np.bool_)
-            self.splits[VALIDATION].add(encoded.select(apart), part)
-            encoded = encoded.select(~apart)
-        split.kept += len(rows)
-        split.add(encoded, part)
+        split.counts["bad_rows"] = self.bad_rows.count
+        if self.bad_rows.count:
+            samples = [example[:SAMPLE_CHARS] for example in self.bad_rows.examples]
+            self.dropped.merge(Dropped({"broken": {"count": self.bad_rows.count, "samples": samples}}))
+        if not job.skip_bad_rows:
+            job.task.refuse_dropped(self.dropped, _named(sources))
+        self._check_enough(name, name, sources, say("name a file with text"))
+        if job.hold_out:
+            remedy = "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
+            self._check_enough(VALIDATION, name, sources, say(remedy))
 
     def _num_shards(self) -> int:
         return sum(len(split.writer.shards) for split in self.splits.values())
 
     def _save(self) -> None:
+        """Write how far all splits have come, under the number of shards that are finished."""
         splits = {name: split.state() for name, split in self.splits.items()}
-        save_state(self.folder / PROGRESS, {"splits": splits, "dropped": self.dropped.reasons})
+        with self.states.write(self._num_shards()) as path:
+            path.write_text(json.dumps({"splits": splits, "dropped": self.dropped.reasons}), encoding="utf8")
 
-    def _check_enough(self, facts: dict[str, Any]) -> None:
-        """Refuse splits without rows."""
-        job = self.job
-        problems = [
-            self._nothing_left(name, facts[TRAIN if job.hold_out else name]["counts"])
-            for name in facts
-            if not facts[name]["counts"]["texts"]
-        ]
-        # Where rows are held out, both splits have the same files.
-        refuse(problems[:1] if job.hold_out else problems)
-
-    def _nothing_left(self, name: str, counts: dict[str, int]) -> str:
-        """What is said of a split without rows.
+    def _check_enough(self, split: str, read: str, sources: Sequence[Source], remedy: str) -> None:
+        """Refuse a split without rows.
 
         Args:
-            counts: of the rows that were read, which are counted with those of training where some are held out.
+            read: the split that counts what became of the rows of the sources.
+        Raises:
+            UserError: it has none.
         """
-        job = self.job
-        remedy = say("name a file with text")
-        if name == VALIDATION and job.hold_out:
-            remedy = say(
-                "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
-            )
+        if self.splits[split].counts["texts"]:
+            return
+        counts = self.splits[read].counts
         left_out: object = counts["dropped_rows"] + counts["duplicate_rows"]
-        entries = self.dropped.reasons.items()
-        reasons = ", ".join(f"{reason}: {entry['count']}" for reason, entry in entries if reason != "broken")
-        if left_out and reasons:
-            left_out = f"{left_out} ({reasons})"
+        if left_out:
+            reasons = [f"{reason}: {entry['count']}" for reason, entry in self.dropped.reasons.items()]
+            left_out = f"{left_out} ({', '.join(reasons)})"
         problem = say(
             "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out by "
             "cleaning: {left_out}); {remedy}",
-            files=_named(job.validation if name == VALIDATION and job.validation else job.train),
-            split=name,
+            files=_named(sources),
+            split=split,
             texts=counts["texts"],
             blank=counts["empty_rows"],
             broken=counts["bad_rows"],
             left_out=left_out,
             remedy=remedy,
         )
-        return self.bad_rows[TRAIN if job.hold_out else name].explain(problem)
+        raise UserError(self.bad_rows.explain(problem))
 
 
-def clear(folder: Path) -> None:
-    """Remove what an interrupted attempt would need; called once all else is on the disk."""
-    for name in (PROGRESS, RESULT):  # The state goes first: it must not outlive what it names.
-        (folder / name).unlink(missing_ok=True)
-    for earlier in folder.glob("*/*.tmp"):
-        earlier.unlink()
-
-
-def is_held_out(number: int) -> bool:
-    """Say whether a row of a file, by its number alone, is kept for validation: one of each hundred, always the second of all."""
-    block, place = divmod(number, HELD_OUT_ONE_IN)
-    return place == (int(mix(np.array([block], np.uint64))[0]) % HELD_OUT_ONE_IN if block else 1)
+def is_held_out(numbers: NDArray[np.int64] | int) -> NDArray[np.bool_]:
+    """Say which rows of a file, by their numbers alone, are kept for validation: one of each hundred, always the second of all."""
+    blocks, places = np.divmod(np.atleast_1d(numbers), HELD_OUT_ONE_IN)
+    chosen = mix(blocks.astype(np.uint64)) % np.uint64(HELD_OUT_ONE_IN)
+    is_chosen: NDArray[np.bool_] = places == np.where(blocks > 0, chosen, 1)
+    return is_chosen
 
 
 def _named(sources: Sequence[Source]) -> str:

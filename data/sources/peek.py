@@ -1,4 +1,4 @@
-"""A look at the beginning of files: their first rows, about how many there are, and what a file is for."""
+"""A look at the beginning of files: their columns and first rows, about how many there are, and what a file is for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from settings.declared import DataConfig
 from settings.errors import UserError
 
 TOKEN_BYTES = 4  # of text in UTF-8, English as Chinese, with a vocabulary of some ten thousand tokens
-MOST_FILES, MOST_CHARS = 16, 512 * 1024  # that are read, and of each
+MOST_FILES = 16  # that are looked at
+MOST_CHARS = 512 * 1024  # of each
 COUNTED_ROWS, SHOWN_ROWS, SHOWN_LETTERS = 2000, 8, 400
 BARS = 24
 LONGEST_SHARE = 0.98  # The few rows that are longer share the last bar, where they would press all others together.
@@ -33,12 +34,22 @@ class Peek:
     """The first rows of files; those that are broken are left out, and counted.
 
     Args:
+        sources, columns: the files, and what their rows are made of.
+        max_rows: that count at all; None: all.
         is_all: whether there are no others.
     """
 
+    sources: Sequence[Source]
+    columns: Columns
+    max_rows: int | None
     rows: list[TextRow]
     bad_rows: BadRows
     is_all: bool
+
+    def about_rows(self) -> int:
+        """About how many rows there are; raises UserError where a file cannot be read."""
+        rows = about_rows(self.sources)
+        return min(rows, self.max_rows or rows)
 
 
 def peek(sources: Sequence[Source], columns: Columns | Sequence[str], most: int, max_rows: int | None = None) -> Peek:
@@ -50,9 +61,9 @@ def peek(sources: Sequence[Source], columns: Columns | Sequence[str], most: int,
         UserError: a file cannot be read.
     Memory: up to 8 Mi characters.
     """
-    count = min(len(sources), MOST_FILES)
-    groups = [[sources[number * len(sources) // count]] for number in range(count)]
-    is_all = count == len(sources)
+    some = _spread(sources)
+    groups = [[source] for source in some]
+    is_all = len(some) == len(sources)
     if max_rows is not None:
         groups = [list(sources)]
         is_all = True
@@ -62,7 +73,13 @@ def peek(sources: Sequence[Source], columns: Columns | Sequence[str], most: int,
         of_group = islice(chain.from_iterable(read_rows(group, columns, bad_rows)), max_rows)
         rows += up_to(islice(of_group, -(-most // len(groups))), MOST_CHARS, _letters)
         is_all = is_all and next(of_group, None) is None
-    return Peek(rows, bad_rows, is_all)
+    return Peek(sources, Columns.of(columns), max_rows, rows, bad_rows, is_all)
+
+
+def _spread(sources: Sequence[Source]) -> list[Source]:
+    """Files from the first on, as far apart as `MOST_FILES` of them can be."""
+    count = min(len(sources), MOST_FILES)
+    return [sources[number * len(sources) // count] for number in range(count)]
 
 
 def _letters(row: TextRow) -> int:
@@ -70,16 +87,17 @@ def _letters(row: TextRow) -> int:
 
 
 def about_rows(sources: Sequence[Source]) -> int:
-    """Rows of all files, at least one.
+    """Rows of all files, at least one; of many files by the bytes that a row takes in some.
 
     Raises:
         UserError: a file cannot be read.
     """
+    some = _spread(sources)
     rows = 0
-    for source in sources:
+    for source in some:
         with reading(source):
             rows += reader_of(source.kind).about_rows(source)
-    return max(1, rows)
+    return max(1, rows * sum(map(about_bytes, sources)) // max(1, sum(map(about_bytes, some))))
 
 
 def about_tokens(sources: Sequence[Source]) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from childproc import CRASHED, MEMORY, ChildDied, call
 from data.prepare.data_tokenizer import tokenizer_folder
-from data.prepare.looking import ask, child_bytes
+from data.prepare.looking import child_bytes, look
 from data.prepare.training_data import find_training_data
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows, decoded_lines
@@ -26,7 +26,14 @@ from formats import TEXT
 from language import join, say
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import ANSWERS_FILE
-from settings.declared import Config, DataConfig, GenerateConfig, settings_by_name
+from settings.declared import (
+    Config,
+    DataConfig,
+    GenerateConfig,
+    T5ModelConfig,
+    TokenizerConfig,
+    settings_by_name,
+)
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, Need, counted, listed
 from settings.needs import without_effect
@@ -89,7 +96,7 @@ def read_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[d
     refuse(without_effect(config.changed(answers=files), ("answers",)))
 
     def make(path: Path) -> None:
-        most = child_bytes(config)
+        most = child_bytes(config.memory.memory_budget)
         try:
             call(_build, sources, config.data, texts, path, max_bytes=most)
         except ChildDied as died:
@@ -138,18 +145,23 @@ def foreseen_tree(config: Config) -> tuple[int, str]:
     As it lies in the cache; else as many times the tree of the first answers as there are.
     """
     sources = answer_sources(config, None)
-    return ask(config, _foreseen, config, sources) if sources else (0, "")
+    if not sources:
+        return 0, ""
+    groups = config.data, config.train.is_finetune, config.model, config.tokenizer
+    return look(config, _foreseen, *groups, sources, always_in_child=True)
 
 
-def _foreseen(config: Config, sources: Sequence[Source]) -> tuple[int, str]:
+def _foreseen(
+    data: DataConfig, is_finetune: bool, model: T5ModelConfig, how: TokenizerConfig, sources: Sequence[Source]
+) -> tuple[int, str]:
     tokenizer: Tokenizer | None = None
     with suppress(NotMade):
-        data = find_training_data(config, only_if_made)
-        tokenizer = Tokenizer.load(tokenizer_folder(config, data, only_if_made))
-        folder = _folder_of(config.data, sources, tokenizer)
+        rows = find_training_data(data, is_finetune, only_if_made)
+        tokenizer = Tokenizer.load(tokenizer_folder(data, how.tokenizer_type, model.vocab_size, rows, only_if_made))
+        folder = _folder_of(data, sources, tokenizer)
         tree = read_once_made(folder, lambda path: None, _tree_in, only_if_made)
         return tree.num_bytes, describe(tree, sources)
-    if not (first := list(islice(_texts(sources, config.data), SAMPLED_ANSWERS))):
+    if not (first := list(islice(_texts(sources, data), SAMPLED_ANSWERS))):
         return 0, ""  # as the run will say
     if tokenizer is not None:
         tree = AnswerTree.build(tokenizer.encode_prompts(first), tokenizer.eos_id)

@@ -57,7 +57,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
         weight_store,
         loss,
         config.model.dropout_rate,
-        config.task.objective(model, config),
+        config.task.objective(model, config.train, config.preference, config.lora),
         scaling,
         between_blocks_dtype=between_blocks,
         parts=compile_parts() if choice.compiled else None,

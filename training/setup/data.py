@@ -9,7 +9,7 @@ from typing import Any
 
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
-from data.prepare.preparing import Prepared, checked_in_child, prepare
+from data.prepare.preparing import Prepared, in_child, prepare
 from data.shards.store import TRAIN, VALIDATION
 from data.sources.files import find
 from data.tokenizers.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ def load_data(run: ResolvedRun) -> None:
     """Prepare the rows in a child, open them with their tokenizer, and fit the model to it; read how far the run is."""
     config = run.config
     note = Path(config.run.log_dir, config.run.run_name, PREPARING_FILE)
-    run.prepared = checked_in_child(prepare, config, (TRAIN, VALIDATION), note)
+    run.prepared = in_child(prepare, config, note, (TRAIN, VALIDATION))
     prepared = run.prepared
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     run.task = task_named(prepared.objective)

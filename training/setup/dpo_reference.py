@@ -61,7 +61,9 @@ def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
     steps, group = run.spec.counted, run.group
     # a resumed run keeps the reference it has, even where the adapter it began with is gone and cannot be told from a model
     is_recorded = run.config.train.is_keep_training and (run.run_dir / RECORD).is_file()
-    if not is_recorded and not run.config.task.stores_reference(run.config):
+    if not is_recorded and not run.config.task.stores_reference(
+        run.config.train, run.config.preference, run.config.lora
+    ):
         return
     record = group.run_on_main(lambda: _record(run))
     folder = Path(run.config.data.cache_dir, record.folder).absolute()

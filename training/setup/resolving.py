@@ -63,7 +63,7 @@ class Rows:
         """Of data that is not prepared: as long as the settings allow."""
         objective = config.data.objective
         if objective == AUTO and config.data.train_file is not None:
-            objective = look(config, find_training_data, config).objective
+            objective = look(config, find_training_data, config.data, config.train.is_finetune).objective
         elif objective == AUTO:
             objective = "pairs" if config.train.is_finetune else "span"
         lengths = lengths_of(config.data, objective)
@@ -94,7 +94,7 @@ class Rows:
     @classmethod
     def of_sample(cls, config: Config, machine: Machine, sample: LengthEstimate) -> Rows:
         """Of data that is not prepared: like some of its rows, and one that is longer."""
-        lengths, longest = sample.cut(config), sample.longest(config)
+        lengths, longest = sample.cut(config.data), sample.longest(config.data)
         sorts_rows, processes = config.data.group_by_length, machine.num_processes
         steps = drawn_lengths(lengths, longest, effective_batch(config.train, machine), processes, sorts_rows)
         evaluation = drawn_lengths(lengths, longest, config.train.eval_rows, processes, most_steps=1)
@@ -125,7 +125,8 @@ class Rows:
                     train = StepLoader(data.train_dir, data.objective, config)
                     validation = StepLoader(data.validation_dir, data.objective, config)
                     return cls.ahead(config, machine, data, train, validation)
-                if (sample := look(config, estimate_lengths, config)) is not None:
+                groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
+                if (sample := look(config, estimate_lengths, *groups)) is not None:
                     return cls.of_sample(config, machine, sample)
         return cls.as_set(config)
 

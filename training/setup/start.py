@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from data.prepare.estimate import misfit
-from data.prepare.looking import ask
+from data.prepare.looking import look
 from language import say
 from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
@@ -87,7 +87,7 @@ def _unmet_condition(config: Config, folder: Path) -> str:
         is_of_preset = config.named("model_preset") and not config.given(conflicts[0])
         name = "model_preset" if is_of_preset else conflicts[0]
         return say("{model} does not match --{name}={value}", model=str(folder), name=name, value=values[name])
-    problem = ask(config, misfit, config, folder)
+    problem = look(config, misfit, config.data, config.train.is_finetune, folder, always_in_child=True)
     if not problem:
         return ""
     return say("{model} is not used unless named explicitly: {problem}", model=str(folder), problem=problem)

@@ -19,6 +19,7 @@ from data.shards.store import Manifest
 from data.sources.files import find
 from data.text.conversations import Examples
 from settings.declared import ROOT
+from storage import Parts
 
 
 def write(path: Path, texts: list[str]) -> Path:
@@ -27,16 +28,18 @@ def write(path: Path, texts: list[str]) -> Path:
 
 
 def doubles_of(path: Path, folder: Path, **more: Any) -> list[int]:
-    folder.mkdir(exist_ok=True)
-    found = find_duplicates(find(str(path)), ["text"], Examples(), folder, 0, **more)
-    (folder / duplicates.RESULT).unlink()
-    assert list(folder.iterdir()) == []
+    parts = Parts(folder, "of this work", ".bin")
+    found = find_duplicates(find(str(path)), ["text"], Examples(), parts, 0, **more)
+    again = find_duplicates(find(str(path)), ["text"], Examples(), Parts(folder, "of this work", ".bin"), 0, **more)
+    assert found.tolist() == again.tolist(), "of what is on the disk"
+    parts.remove()
     return np.flatnonzero(found).tolist()
 
 
 def test_repeats_are_found_and_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where one text is most of the rows, and its copies are in many buckets' worth of rows."""
     monkeypatch.setattr(duplicates, "BUCKET_ROWS", 7)
+    monkeypatch.setattr(duplicates, "PART_ROWS", 1)
     draw = random.Random(0)
     texts = ["[deleted]" if draw.random() < 0.3 else f"text {draw.randrange(150)}" for _ in range(400)]
     path = write(tmp_path / "a.jsonl", texts)
@@ -61,20 +64,20 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from data.prepare.duplicates import repeats
-path, rows = Path(sys.argv[1]), int(sys.argv[2])
+folder, rows = Path(sys.argv[1]), int(sys.argv[2])
 draw = np.random.default_rng(0)
-with path.open("wb") as file:
-    for _ in range(0, rows, 10**6):
-        numbers = draw.integers(0, rows // 2, 10**6).astype(np.uint64)
-        (numbers * np.uint64(0x9E3779B97F4A7C15)).tofile(file)
-print(int(repeats(path).sum()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+paths = [folder / str(number) for number in range(rows // 10**5)]
+for path in paths:
+    numbers = draw.integers(0, rows // 2, 10**5).astype(np.uint64)
+    (numbers * np.uint64(0x9E3779B97F4A7C15)).tofile(path)
+print(int(repeats(paths).sum()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc to measure memory")
 def test_ten_million_rows_fit_in_a_gigabyte(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MEMORY, str(tmp_path / "digests"), str(10**7)]
+    command = [sys.executable, "-c", MEMORY, str(tmp_path), str(10**7)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     doubles, peak = done.stdout.split()
     assert 5_000_000 < int(doubles) < 6_000_000

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.prepare.estimate import TIMES_LONGER, estimate_lengths, misfit
+from data.prepare.estimate import TIMES_LONGER, LengthEstimate, estimate_lengths, misfit
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.tokenizers.training import train_tokenizer
@@ -26,6 +26,10 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
+def estimate_of(config: Config) -> LengthEstimate | None:
+    return estimate_lengths(config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     rows = [{"prompt": "p" * (1 + at % 90), "response": "r" * (1 + at % 7)} for at in range(900)]
@@ -34,9 +38,9 @@ def file(tmp_path: Path) -> Path:
 
 def test_the_estimate_is_like_all_rows(configure: Configure, file: Path) -> None:
     config = configure(train_file=file, max_seq_len=64, max_target_len=64)
-    found = estimate_lengths(config)
-    assert found is not None and found.is_all and found.longest(config) == (64, 8)
-    sources, targets = found.cut(config)
+    found = estimate_of(config)
+    assert found is not None and found.is_all and found.longest(config.data) == (64, 8)
+    sources, targets = found.cut(config.data)
     assert (len(sources), int(sources.max()), int(targets.max())) == (900, 64, 8)
     facts = Manifest.of(prepare(config).train_dir).lengths("train")
     assert sources.mean() == pytest.approx(facts["input_ids"]["mean"], rel=0.02)
@@ -49,12 +53,12 @@ def test_a_tokenizer_that_is_not_trained_yet_has_a_stand_in(configure: Configure
     rows = [{"prompt": " ".join(draw.choice(words, 12)), "response": str(draw.choice(words))} for _ in range(600)]
     path = write(tmp_path / "words.jsonl", rows)
     config = configure(train_file=path, tokenizer_dir="auto", tokenizer_type="bpe", vocab_size=512, max_seq_len=256)
-    found = estimate_lengths(config)
+    found = estimate_of(config)
     assert found is not None and not found.is_all and len(found.sources) == 300
     facts = Manifest.of(prepare(config).train_dir).lengths("train")["input_ids"]
     assert facts["mean"] <= found.sources.mean() < 1.5 * facts["mean"]
     longest = TIMES_LONGER * int(found.sources.max())
-    assert found.longest(config)[0] == longest >= facts["longest"], "others may be longer"
+    assert found.longest(config.data)[0] == longest >= facts["longest"], "others may be longer"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_rows_are_counted_as_they_are_learnt(
     talks = [[[f"question {at}.{turn}?", f"answer {turn}"] for turn in range(count)] for at, count in enumerate(counts)]
     path = write(tmp_path / "talks.jsonl", [{"messages": turns} for turns in talks])
     config = configure(train_file=path, max_seq_len=256, vocab_size=400, expand_turns=expands, **more)
-    found = estimate_lengths(config)
+    found = estimate_of(config)
     made = prepare(config).counts
     assert found is not None
     assert found.about_rows == pytest.approx(made["train_rows"] + made["validation_rows"], rel=close)
@@ -77,7 +81,7 @@ def test_rows_are_counted_as_they_are_learnt(
 def test_rows_to_validate_with_are_counted(configure: Configure, tmp_path: Path) -> None:
     rows = [{"prompt": f"question {number}", "response": "yes"} for number in range(90)]
     train, held_out = write(tmp_path / "train.jsonl", rows), write(tmp_path / "valid.jsonl", rows[:7])
-    found = estimate_lengths(configure(train_file=train, validation_file=held_out, tokenizer_dir="auto"))
+    found = estimate_of(configure(train_file=train, validation_file=held_out, tokenizer_dir="auto"))
     assert found is not None and found.held_out_rows == 7
 
 
@@ -85,12 +89,12 @@ def test_text_and_shards_have_no_estimate_and_a_missing_column_is_refused(
     configure: Configure, file: Path, text_file: Path, tmp_path: Path
 ) -> None:
     """Also of text, and also in those to evaluate with: a run would refuse it, after the plan."""
-    assert estimate_lengths(configure(train_file=text_file)) is None
-    assert estimate_lengths(configure(train_file=prepare(configure(train_file=file)).train_dir)) is None
+    assert estimate_of(configure(train_file=text_file)) is None
+    assert estimate_of(configure(train_file=prepare(configure(train_file=file)).train_dir)) is None
     rows = write(tmp_path / "other.jsonl", [{"body": "some words"}])
     for files in ({"train_file": rows}, {"train_file": text_file, "validation_file": rows}):
         with pytest.raises(UserError, match="column text is missing; columns: body"):
-            estimate_lengths(configure(**files))
+            estimate_of(configure(**files))
 
 
 CHINESE = (
@@ -107,9 +111,9 @@ def test_a_tokenizer_of_another_language_spells_the_data_out(
     pairs = [{"prompt": CHINESE[at % 40 :], "response": CHINESE[: at % 50 + 5]} for at in range(120)]
     chinese = write(tmp_path / "zh.jsonl", pairs)
     english = write(tmp_path / "en.jsonl", [{"prompt": part, "response": "r"} for part in ENGLISH.split("\n\n")])
-    assert "times" in misfit(configure(train_file=chinese, tokenizer_dir="auto"), folder)
-    assert misfit(configure(train_file=english, tokenizer_dir="auto"), folder) == ""
-    assert "--tokenizer_dir" in misfit(configure(train_file=chinese), folder), (
+    assert "times" in misfit(configure(train_file=chinese, tokenizer_dir="auto").data, False, folder)
+    assert misfit(configure(train_file=english, tokenizer_dir="auto").data, False, folder) == ""
+    assert "--tokenizer_dir" in misfit(configure(train_file=chinese).data, False, folder), (
         "the settings name the tokenizer of bytes"
     )
-    assert misfit(configure(train_file=chinese), byte_dir) == ""
+    assert misfit(configure(train_file=chinese).data, False, byte_dir) == ""

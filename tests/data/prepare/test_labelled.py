@@ -19,6 +19,7 @@ from data.prepare.encode import TextEncoder
 from data.prepare.estimate import estimate_lengths
 from data.prepare.preparing import Prepared, prepare, prepare_evaluation
 from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
+from data.prepare.training_data import find_training_data
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from settings.declared import Config
@@ -172,7 +173,7 @@ def test_proteins_without_blanks_are_told(of_states: Configure, tmp_path: Path, 
     train_tokenizer(["M K V L A C D W Y G S"], "words", 200, 2**20).save(tmp_path / "tokenizer")
     flags = {"head": None, "objective": "denoise", "tokenizer_dir": tmp_path / "tokenizer", "label_column": None}
     raw, blanks = (of_states(**flags, prepare_text=how) for how in ("none", "prott5"))
-    ((_, told),) = [row for row in lost_of_shards(raw, prepare(raw)) if row[0] == "unknown"]
+    ((_, told),) = [row for row in lost_of_shards(raw.data, prepare(raw)) if row[0] == "unknown"]
     assert "--prepare_text" in told
     assert prepare(blanks).counts["train_unknown_tokens"] == 0, "pretraining prepares texts too"
 
@@ -184,14 +185,18 @@ def test_labels_are_shown_under_tokens(of_states: Configure) -> None:
         ("columns", "sequence -> states (--text_column, --label_column)"),
         ("tokens", "M K V L A C </s>"), ("labels", "- C E E H H -"),
     ]  # fmt: skip
-    assert table_of_files(config, 1)[1] == rows
+    training_data = find_training_data(config.data, config.train.is_finetune)
+    folder = prepared.tokenizer_dir
+    assert table_of_files(config.data, training_data, config.cleaning, 1, folder) == rows
     loader, tokenizer = (
         StepLoader(prepared.train_dir, prepared.objective, config),
         Tokenizer.load(prepared.tokenizer_dir),
     )
-    assert table_of_shards(config, prepared, loader, tokenizer, 1) == rows
+    assert table_of_shards(config.data, prepared, loader, tokenizer, 1) == rows
 
 
 def test_lengths_are_estimated_before_anything_is_prepared(of_states: Configure) -> None:
-    estimate = estimate_lengths(of_states())
+    config = of_states()
+    groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
+    estimate = estimate_lengths(*groups)
     assert estimate is not None and estimate.sources.max() == 10 and estimate.targets.max() == 0

@@ -16,8 +16,8 @@ import pytest
 
 from childproc import CRASHED, MEMORY, ChildDied
 from data.dataset import LowMemDataset
-from data.prepare import looking, preparing, writing
-from data.prepare.preparing import checked_in_child, find_prepared, in_child, prepare, prepare_evaluation
+from data.prepare import looking, writing
+from data.prepare.preparing import find_prepared, in_child, prepare, prepare_evaluation
 from data.prepare.writing import is_held_out
 from data.shards.store import TRAIN, VALIDATION, Manifest
 from data.sources.corpus import SampleCorpus
@@ -196,9 +196,7 @@ def test_shards_in_a_named_folder_are_used_as_they_are(configure: Any, text_file
     assert with_shards.validation_dir == folder / "validation" and with_shards.counts["train_texts"] == 300
 
 
-def test_misuse_of_shards_is_a_user_error(
-    configure: Any, text_file: Path, pairs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_misuse_of_shards_is_a_user_error(configure: Any, text_file: Path, pairs_file: Path, tmp_path: Path) -> None:
     folder, pairs_shards = tmp_path / "shards", tmp_path / "pairs_shards"
     prepare(into(folder, configure(train_file=text_file)))
     prepare(into(folder, configure(train_file=text_file)))  # the same again is no problem
@@ -222,8 +220,6 @@ def test_misuse_of_shards_is_a_user_error(
     assert [problem.split(",")[0] for problem in caught.value.problems] == ["--clean", "--dedup"]
     config = configure(train_file=folder)  # settings of a run that is evaluated are no flags
     assert prepare(dataclasses.replace(config, cleaning=dataclasses.replace(config.cleaning, clean=True)))
-    # two jobs that make one folder at once: the second waits, and must not take the shards of the first
-    monkeypatch.setattr(preparing, "_check_free", lambda target, identity: None)
     with pytest.raises(UserError, match="--shards_dir"):
         prepare(into(folder, configure(train_file=text_file, max_samples=9)))
 
@@ -296,13 +292,13 @@ def test_damaged_shards_are_made_anew_in_the_cache_and_refused_elsewhere(
 ) -> None:
     config = configure(train_file=text_file)
     splits = (TRAIN, VALIDATION)
-    before = checked_in_child(prepare, config, splits)
+    before = in_child(prepare, config, checked=splits)
     root = before.train_dir.parent
     whole = {file: file.read_bytes() for file in root.rglob("*") if file.is_file()}
     shutil.copytree(root, tmp_path / "named")
     DAMAGES[name](next(root.glob(name)))
     capfd.readouterr()
-    assert checked_in_child(prepare, config, splits) == before
+    assert in_child(prepare, config, checked=splits) == before
     assert capfd.readouterr().err.count(f"{root}: is damaged, it is made anew") == 1
     assert {file: file.read_bytes() for file in root.rglob("*") if file.is_file()} == whole
 
@@ -315,7 +311,7 @@ def test_damaged_shards_are_made_anew_in_the_cache_and_refused_elsewhere(
         changed = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
         if "tokenizer" not in name:  # which is refused where it is read next
             with pytest.raises(UserError, match=f"{folder}"):
-                checked_in_child(prepare, named, splits)
+                in_child(prepare, named, checked=splits)
         assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == changed
 
 

@@ -11,6 +11,7 @@ import pytest
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.prepare.preview import lost_of_shards, shown, table_of_files, table_of_shards
+from data.prepare.training_data import find_training_data
 from data.prepare.unread import passed_over
 from data.task import Table
 from data.tokenizers.tokenizer import Tokenizer
@@ -31,7 +32,13 @@ def file(tmp_path: Path) -> Path:
 def of_shards(config: Config, count: int) -> Table:
     prepared = prepare(config)
     loader = StepLoader(prepared.train_dir, prepared.objective, config)
-    return table_of_shards(config, prepared, loader, Tokenizer.load(prepared.tokenizer_dir), count)
+    return table_of_shards(config.data, prepared, loader, Tokenizer.load(prepared.tokenizer_dir), count)
+
+
+def of_files(config: Config, count: int, is_known: bool = True) -> Table:
+    training_data = find_training_data(config.data, config.train.is_finetune)
+    tokenizer_dir = Path(config.data.tokenizer_dir) if is_known else None
+    return table_of_files(config.data, training_data, config.cleaning, count, tokenizer_dir)
 
 
 def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> None:
@@ -41,7 +48,7 @@ def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> Non
         ("encoder", "question: qqq (14 tokens)"), ("decoder", "a0 (3 tokens)"),
         ("encoder", f"question: {'q' * 21} (32 tokens)"), ("decoder", "a1 (3 tokens)"),
     ]  # fmt: skip
-    _, table = table_of_files(config, 2)
+    table = of_files(config, 2)
     assert table[:5] == rows and table[5][0] == "cut" and table[5][1].startswith("75 of the first 150 rows (50.0%)")
     stored = of_shards(config, 1)
     assert stored[:3] == rows[:3] and stored[3][0] == "cut" and " rows (49.7%)" in stored[3][1]
@@ -54,7 +61,7 @@ def test_as_many_rows_are_shown_as_are_asked_for(configure: Configure, tmp_path:
     path = tmp_path / "talks.jsonl"
     path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in talks), encoding="utf8")
     config = configure(train_file=path, expand_turns=True)
-    _, table = table_of_files(config, 2, **({} if is_known else {"worded": tmp_path}))
+    table = of_files(config, 2, is_known)
     texts = [cell.partition(" (")[0] for side, cell in table if side in ("encoder", "decoder")]
     assert texts == ["q0.0", "a0.0", "q0.0\\na0.0\\nq0.1", "a0.1"]
 
@@ -71,25 +78,23 @@ def test_what_is_lost_is_told(configure: Configure, tmp_path: Path) -> None:
     config = configure(train_file=tmp_path / "short.txt", max_seq_len=256)
     prepared = prepare(config)
     tokens, window = prepared.counts["train_tokens"], StepLoader(prepared.train_dir, "span", config).lengths.raw_tokens
-    ((name, left),) = lost_of_shards(config, prepared)
+    ((name, left),) = lost_of_shards(config.data, prepared)
     assert name == "never read" and left.startswith(f"the last {tokens % window} of {tokens:,} tokens")
     lines = [json.dumps({"prompt": f"p{at}", "response": "r" if at % 50 else ""}) for at in range(200)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf8")
     config = configure(train_file=tmp_path / "rows.jsonl", skip_bad_rows=True)
-    (name, count) = lost_of_shards(config, prepare(config))[-1]
+    (name, count) = lost_of_shards(config.data, prepare(config))[-1]
     assert name == "left out: broken" and count.startswith("4, such as ")
 
 
 def test_files_of_a_folder_that_are_not_read_are_told(configure: Configure, file: Path) -> None:
-    assert passed_over(configure(train_file=file.parent), task_named("pairs")) == []
+    assert passed_over(configure(train_file=file.parent).data, task_named("pairs")) == []
     (file.parent / "more.jsonl").write_text('{"prompt": "p", "response": "r"}\n', encoding="utf8")
-    ((name, told),) = passed_over(configure(train_file=file, validation_file=file.parent), task_named("pairs"))
+    ((name, told),) = passed_over(configure(train_file=file, validation_file=file.parent).data, task_named("pairs"))
     assert name == "not read" and told.startswith("1 .json") and str(file) in told
     prepared = prepare(configure(train_file=file))
-    assert (
-        passed_over(configure(train_file=prepared.train_dir, validation_file=file.parent / "none"), task_named("pairs"))
-        == []
-    )
+    given = configure(train_file=prepared.train_dir, validation_file=file.parent / "none")
+    assert passed_over(given.data, task_named("pairs")) == []
 
 
 def test_long_texts_keep_both_ends() -> None:

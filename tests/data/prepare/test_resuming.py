@@ -23,7 +23,7 @@ from data.prepare.encode import Encoder
 from data.prepare.preparing import prepare
 from data.shards import writer
 from data.shards.writer import ShardWriter
-from settings.declared import ROOT
+from settings.declared import ROOT, Config
 from settings.errors import UserError
 from settings.loading import load
 
@@ -36,7 +36,7 @@ from data.prepare import duplicates, preparing
 from data.shards import writer
 from data.shards.writer import ShardWriter
 flags, kill_at = json.loads(sys.argv[1]), int(sys.argv[2])
-duplicates.SAVE_BATCHES = 1
+duplicates.PART_ROWS = 1
 writer.SHARD_ROWS = 128
 writes = 0
 def counted(write):
@@ -104,7 +104,7 @@ def test_a_killed_preparing_ends_with_the_same_bytes(tmp_path: Path, byte_dir: P
     broken = {**flags, "shards_dir": str(tmp_path / "broken")}
     for share in (0.5, 0.1):
         assert run(broken, int(writes * share)) == -signal.SIGKILL
-    assert (tmp_path / "broken.partial" / "progress.json").is_file(), "a shard was finished before"
+    assert len(list((tmp_path / "broken.partial" / "states").glob("*.json"))) > 1, "a shard was finished before"
     assert 0 < run(broken, 0) < 0.8 * writes, "it has not begun from the start"
     assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
     assert len(list((tmp_path / "broken" / "train").glob("*.arrow"))) > 2
@@ -115,7 +115,7 @@ def test_a_full_disk_keeps_what_is_done_and_the_next_attempt_goes_on(
     tmp_path: Path, byte_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it is that no longer fits: rows, a shard, the saved state, the tokenizer, the manifest."""
-    monkeypatch.setattr(duplicates, "SAVE_BATCHES", 1)
+    monkeypatch.setattr(duplicates, "PART_ROWS", 1)
     monkeypatch.setattr(writer, "SHARD_ROWS", 128)
     flags = job(tmp_path, byte_dir, 700, dedup="exact")
     room = Room(monkeypatch)
@@ -166,21 +166,35 @@ def interrupt_at(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Encoder, "__call__", encode)
 
 
-@pytest.mark.parametrize("damage", ["state", "rows"])
-def test_a_state_that_cannot_be_gone_back_to_is_told_and_made_anew(
-    tmp_path: Path, byte_dir: Path, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
-    monkeypatch.setattr(writer, "SHARD_ROWS", 300)
-    config = load("prepare", job(tmp_path, byte_dir, 900))
+def interrupted(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave an attempt that has finished two shards."""
+    monkeypatch.setattr(writer, "SHARD_ROWS", 200)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupt_at(3, patch)
+        interrupt_at(4, patch)
         prepare(config)
+
+
+def test_a_damaged_state_is_passed_over_for_the_one_before(
+    tmp_path: Path, byte_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = job(tmp_path, byte_dir, 1200)
+    interrupted(load("prepare", flags), monkeypatch)
+    *_, before, last = sorted((tmp_path / "shards.partial" / "states").glob("*.json"))
+    assert before.name != "00000000.json"
+    last.write_bytes(before.read_bytes())
+    prepare(load("prepare", flags))
+    prepare(load("prepare", {**flags, "shards_dir": str(tmp_path / "alone")}))
+    assert content(tmp_path / "shards") == content(tmp_path / "alone")
+
+
+def test_rows_that_cannot_be_gone_back_to_are_told_and_made_anew(
+    tmp_path: Path, byte_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load("prepare", job(tmp_path, byte_dir, 1200))
+    interrupted(config, monkeypatch)
     partial = tmp_path / "shards.partial"
-    if damage == "state":
-        (partial / "progress.json").write_text('{"splits": 3}')
-    else:
-        os.truncate(next((partial / "train").glob("*.tmp")), 10)
-    with pytest.raises(UserError, match=r"progress\.json"):
+    os.truncate(next((partial / "train").glob("*.tmp")), 10)
+    with pytest.raises(UserError, match=f"{partial}: is damaged"):
         prepare(config)
     assert not partial.exists()
 
@@ -193,7 +207,7 @@ def test_an_attempt_at_another_job_is_not_taken_over(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_at(3, patch)
         prepare(load("prepare", flags))
-    assert (tmp_path / "shards.partial" / "progress.json").is_file()
+    assert len(list((tmp_path / "shards.partial" / "states").glob("*.json"))) > 1
     prepare(load("prepare", {**flags, "max_seq_len": "48"}))
     prepare(load("prepare", {**flags, "max_seq_len": "48", "shards_dir": str(tmp_path / "alone")}))
     assert content(tmp_path / "shards") == content(tmp_path / "alone")

@@ -28,6 +28,7 @@ def test_room_by_budget(
         looking, "host_limits", lambda: [SimpleNamespace(bytes=machine), SimpleNamespace(bytes=64 * GIB)]
     )
     monkeypatch.setattr(looking, "usable_cores", lambda: 16)
-    config = load("train", {"train_file": "x", "memory_budget": budget})
-    assert (looking.tokenizer_limits(config), looking.workers(config, GIB)) == expected
-    assert looking.workers(config, MIB) == 0
+    memory_budget = load("train", {"memory_budget": budget}).memory.memory_budget
+    assert (looking.tokenizer_limits(memory_budget), looking.workers("auto", "auto", memory_budget, GIB)) == expected
+    assert looking.workers("auto", "auto", memory_budget, MIB) == 0
+    assert looking.workers(3, "auto", memory_budget, MIB) == 3

@@ -31,7 +31,7 @@ TRANSLATION = [{"translation": {"en": "river", "zh": "河"}}, {"translation": {"
 def rows_of(path: Path, **flags: str) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
     """Columns, rows and prompts that a run and `generate` read of a file."""
     config = load("train", {"train_file": str(path), **flags})
-    data = find_training_data(config)
+    data = find_training_data(config.data, config.train.is_finetune)
     assert data.objective == "pairs"
     rows = [row for batch in read_rows(data.sources, data.columns, BadRows()) for row in batch]
     prompts = read_prompts(find(str(path)), config.data, BadRows())
@@ -81,7 +81,7 @@ def test_a_row_without_a_key_is_bad(tmp_path: Path) -> None:
 def test_what_is_asked_for_goes_first(tmp_path: Path) -> None:
     """A text is pretrained on, whatever else stands beside it; columns that are named are taken."""
     text = written(tmp_path / "t.jsonl", [{"text": "a b", "source": "x", "target": "y"}])
-    assert find_training_data(load("train", {"train_file": str(text)})).objective == "span"
+    assert find_training_data(load("train", {"train_file": str(text)}).data, False).objective == "span"
     path = written(tmp_path / "a.jsonl", [{"source": "x", "target": "y", "note": "z"}])
     assert rows_of(path, prompt_column="note", response_column="target", objective="pairs")[1] == [("z", "y")]
 
@@ -119,7 +119,7 @@ def test_gbk_is_told_apart(tmp_path: Path, name: str) -> None:
     }[name]
     (tmp_path / name).write_bytes(text.encode("gb18030"))
     with pytest.raises(UserError, match="convert the whole file to UTF-8") as refused:
-        data = find_training_data(load("train", {"train_file": str(tmp_path / name)}))
+        data = find_training_data(load("train", {"train_file": str(tmp_path / name)}).data, False)
         list(read_rows(data.sources, data.columns, BadRows()))
     assert "skip_bad_rows" not in str(refused.value)
 

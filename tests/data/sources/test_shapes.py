@@ -99,7 +99,7 @@ def data_of(path: Path, row: dict[str, Any], flags: dict[str, str]) -> tuple[Any
     is_dpo = "rejected" in row and "objective" not in flags
     command = "dpo" if is_dpo else "train"
     config = load(command, {"train_file": str(path), **flags})
-    return config, find_training_data(config)
+    return config, find_training_data(config.data, config.train.is_finetune)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -110,9 +110,9 @@ def test_a_shape_gives_what_its_documents_say(
     path = written(tmp_path / f"a.{kind}", [row])
     config, data = data_of(path, row, flags)
     rows = [row for batch in read_rows(data.sources, data.columns, BadRows()) for row in batch]
-    examples = data.task.examples(config, data.columns, tmp_path)
+    examples = data.task.examples(config.data, config.cleaning.clean, data.columns, tmp_path)
     assert examples.usable(rows).texts == [(asked, *answers)]
-    assert [cells for name, cells in passed_over(config, data.task) if name == "not used"] == (
+    assert [cells for name, cells in passed_over(config.data, data.task) if name == "not used"] == (
         [unused] if unused else []
     )
     if len(answers) == 1 and "objective" not in flags:  # generate asks what was learnt
@@ -127,9 +127,9 @@ def test_of_several_right_answers_the_first_is_learnt_and_all_are_kept(
 ) -> None:
     config, data = data_of(written(tmp_path / f"a.{kind}", [row]), row, {"is_finetune": "True", **flags})
     (rows,) = read_rows(data.sources, data.columns, BadRows())
-    usable = data.task.examples(config, data.columns, tmp_path).usable(rows)
+    usable = data.task.examples(config.data, config.cleaning.clean, data.columns, tmp_path).usable(rows)
     assert [texts[1] for texts in usable.texts] == answers[:1] and usable.references == [answers[1:]]
-    assert [name for name, _ in passed_over(config, data.task) if name == "right answers"] == ["right answers"]
+    assert [name for name, _ in passed_over(config.data, data.task) if name == "right answers"] == ["right answers"]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -148,7 +148,10 @@ def test_numbers_are_told_alike_in_every_format(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a"] * 4, "response": values}), tmp_path / "a.parquet")
     (tmp_path / "a.csv").write_text("prompt,response\na,3.8\na,1.0\na,0.0000001\n")
     for name, bad in (("a.parquet", 1), ("a.csv", 0)):
-        data, found = find_training_data(load("train", {"train_file": str(tmp_path / name)})), BadRows(skip=True)
+        data, found = (
+            find_training_data(load("train", {"train_file": str(tmp_path / name)}).data, False),
+            BadRows(skip=True),
+        )
         rows = [row for batch in read_rows(data.sources, data.columns, found) for row in batch]
         assert [text for _, text in rows] == ["3.8", "1.0", "0.0000001"] and found.count == bad
 
@@ -156,7 +159,7 @@ def test_numbers_are_told_alike_in_every_format(tmp_path: Path) -> None:
 def test_a_file_may_lack_what_another_of_its_folder_has(tmp_path: Path) -> None:
     written(tmp_path / "a.jsonl", [{"instruction": "i", "input": "x", "output": "o", "system": "s"}])
     written(tmp_path / "b.jsonl", [{"instruction": "i", "output": "o"}])
-    data = find_training_data(load("train", {"train_file": str(tmp_path)}))
+    data = find_training_data(load("train", {"train_file": str(tmp_path)}).data, False)
     found = [row[:2] for batch in read_rows(data.sources, data.columns, BadRows()) for row in batch]
     assert found == [("i\nx", "o"), ("i", "o")]
 
@@ -190,7 +193,7 @@ def test_the_names_of_files_say_their_split(
     config = load("train", {"train_file": str(tmp_path)})
     assert [source.path.name for source in find(str(tmp_path))] == train
     assert [source.path.name for source in held_out_sources(config.data)] == held_out
-    assert passed_over(config, task_named("pairs")) == [(name, words.format(tmp_path)) for name, words in told]
+    assert passed_over(config.data, task_named("pairs")) == [(name, words.format(tmp_path)) for name, words in told]
     named = load("train", {"train_file": str(tmp_path), "validation_file": str(tmp_path / files[0])})
     assert [source.path.name for source in held_out_sources(named.data)] == [Path(files[0]).name]
     if held_out:
@@ -223,7 +226,7 @@ def test_cells_of_tsv_are_quoted_where_all_that_begin_so_are(
     assert rows == list(pandas.read_csv(path, sep="\t", **how).itertuples(index=False, name=None))
     told = [
         cell
-        for name, cell in passed_over(load("train", {"train_file": str(path)}), task_named("pairs"))
+        for name, cell in passed_over(load("train", {"train_file": str(path)}).data, task_named("pairs"))
         if name == "quotes"
     ]
     assert bool(told) == is_read_as_quoted
@@ -242,7 +245,7 @@ def test_cells_of_tsv_are_quoted_where_all_that_begin_so_are(
 def test_other_forms_of_json_are_named(tmp_path: Path, name: str, text: str, told: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=told):
-        find_training_data(load("train", {"train_file": str(tmp_path / name)}))
+        find_training_data(load("train", {"train_file": str(tmp_path / name)}).data, False)
 
 
 @pytest.mark.parametrize("sign", [";", "\t", ","])

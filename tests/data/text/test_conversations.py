@@ -162,7 +162,7 @@ def test_a_tokenizer_is_trained_on_what_was_said_alone(configure: Any, tmp_path:
     from data.prepare.training_data import find_training_data
 
     config = configure(train_file=write(tmp_path, "jsonl", 0), tokenizer_dir="auto", vocab_size=400)
-    trained = train_data_tokenizer(config, find_training_data(config))
+    trained = train_data_tokenizer(config.data, "bpe", 400, find_training_data(config.data, False))
     assert trained.encode_batch(["assistant"])[0].size > 1
 
 
