@@ -129,7 +129,7 @@ def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes, told",
     [
-        ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is not a whole number"),
+        ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is not what"),
         (
             {"splits": {"train": {**SPLIT, "shards": [{"file": "../../etc/passwd", "rows": 1, "crc32": 0}]}}},
             "file is not what",
