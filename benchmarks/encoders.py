@@ -305,7 +305,7 @@ def _batches(settings: Flags, rows: int, steps: int) -> list[dict[str, Any]]:
     """The rows of each step as the run gets them, padded."""
     config = load("train", {name: str(value) for name, value in settings.items()})
     prepared = prepare(config)
-    loader = StepLoader(prepared.train_dir, prepared.objective, config)
+    loader = StepLoader(prepared.train_dir, prepared.objective, config.data, config.model, config.run.seed)
     found = []
     for step in range(steps):
         (batch,) = loader.micro_batches(step, effective_batch_size=rows, batch_size=rows)

@@ -172,7 +172,14 @@ def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared
     if sum(parts.values()) > total:
         raise does_not_hold(total, say("the preparation of the rows"), parts)
     prepared = checked_in_child(prepare_evaluation, config, (VALIDATION,))
-    loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
+    loader = StepLoader(
+        prepared.validation_dir,
+        prepared.objective,
+        config.data,
+        config.model,
+        config.run.seed,
+        config.memory.ultra_low_mem is True,
+    )
     return config, prepared, loader
 
 

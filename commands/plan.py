@@ -358,7 +358,7 @@ def _rows(config: Config) -> Table:
     with suppress(UserError):
         prepared = look(config, find_prepared, config)
         if prepared is not None:
-            loader = StepLoader(prepared.train_dir, prepared.objective, config)
+            loader = StepLoader(prepared.train_dir, prepared.objective, config.data, config.model, config.run.seed)
             tokenizer = Tokenizer.load(prepared.tokenizer_dir)
             return table_of_shards(config, prepared, loader, tokenizer, SHOWN_ROWS)
         known = config.data.tokenizer_dir != AUTO

@@ -76,7 +76,7 @@ def _preview(config: Config) -> None:
     training_data, table = look(config, table_of_files, config, config.prepare.preview)
     if training_data.shards is not None:
         prepared = data.prepare.preparing.prepare(config)
-        loader = StepLoader(prepared.train_dir, prepared.objective, config)
+        loader = StepLoader(prepared.train_dir, prepared.objective, config.data, config.model, config.run.seed)
         tokenizer = Tokenizer.load(prepared.tokenizer_dir)
         table = table_of_shards(config, prepared, loader, tokenizer, config.prepare.preview)
     title = say("examples exactly as the model receives them ({objective})", objective=training_data.objective)

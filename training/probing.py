@@ -170,8 +170,8 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
 
 def _read(config: Config, data: ProbeData, num_micro_batches: int) -> list[Any]:
     """Tokenizer and loaders as the run holds them, with its look at the lengths of rows."""
-    train = StepLoader(data.train, data.objective, config, data.reopens)
-    validation = StepLoader(data.validation, data.objective, config, data.reopens)
+    train = StepLoader(data.train, data.objective, config.data, config.model, config.run.seed, data.reopens)
+    validation = StepLoader(data.validation, data.objective, config.data, config.model, config.run.seed, data.reopens)
     torch.ones(PRODUCT_SIDE, PRODUCT_SIDE) @ torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)  # A run has measured their rate.
     step_lengths(train, data.train, range(1), num_micro_batches)
     evaluation_lengths(validation, config.train.eval_rows)
