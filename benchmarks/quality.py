@@ -40,10 +40,10 @@ from memory.estimate.precision import dtype_bytes
 from memory.estimate.workload import Workload, state_bytes
 from model.shapes import weight_counts
 from optimizers import OPTIMIZERS
-from settings.declared import Config, T5ModelConfig
+from settings.consistency import SCORES
+from settings.declared import T5ModelConfig
 from settings.fields import AUTO
 from storage import write_text
-from training.evaluation.scores import metric_names
 
 SIZES: dict[str, dict[str, Any]] = {  # weights with embedding
     "tiny": {"vocab_size": 1024, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4},
@@ -300,8 +300,8 @@ def study_of(options: dict[str, str]) -> Study:
             sys.exit("--finetune needs --held_out, rows to score")
         train_file, held_out = (str(Path(options[name]).resolve()) for name in ("finetune", "held_out"))
         metric = options["metric"]
-        if metric not in metric_names(Config()):
-            sys.exit(f"--metric = {metric}, is not one score; there are {', '.join(metric_names(Config()))}")
+        if metric not in SCORES:
+            sys.exit(f"--metric = {metric}, is not one score; there are {', '.join(SCORES)}")
         task = Task(train_file, held_out, int(options["finetune_steps"]), metric)
     return Study(
         options["size"], amount(options["tokens"]), options["text"] or None, int(options["rows"]), int(options["length"]),

@@ -25,7 +25,7 @@ from memory.answers import AnswerBatch, does_not_hold, rows_to_measure
 from memory.budget import host_budget
 from memory.monitor import watched
 from memory.processes import ProcessTree
-from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED, check
+from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED, check, ranked_words
 from settings.declared import HEAD_EVAL_ROWS, MOST_TOKENS, Config, places, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
@@ -64,7 +64,7 @@ def evaluate(config: Config) -> Evaluation:
             measured, and took more.
     """
     config, model, tree = find_answering(config, "evaluate", ranks=True)
-    names = metric_names(config)
+    names = metric_names(config.metrics.metrics, ranked_words(config))
     config, prepared, loader = evaluation_rows(config, model)
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu

@@ -13,6 +13,7 @@ from language import join, say
 from limits import SAMPLE_TOKENS
 from memory.answers import AnswerBatch, HeldModel
 from memory.cleanup import free_failed
+from settings.consistency import ranked_words
 from settings.fields import AUTO
 from tasks.label_outputs import LabelOutputs
 from training.evaluation import losses
@@ -142,7 +143,7 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
 
     scores, samples, _ = generate_metrics(
         answer, run.validation, run.tokenizer, settings, live.group,
-        rows=rows, batch_size=batch_size, names=metric_names(live.config), shown=SHOWN, own=run.metrics, of=of,
+        rows=rows, batch_size=batch_size, names=metric_names(live.config.metrics.metrics, ranked_words(live.config)), shown=SHOWN, own=run.metrics, of=of,
     )  # fmt: skip
     return scores, samples
 

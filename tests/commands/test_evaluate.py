@@ -207,7 +207,7 @@ class Rank(Group):
 def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:
     config, _, loader = evaluation_rows(settings(folder, tmp_path), SavedModel.read(folder))
     trained = load_model(config, find_model(config))
-    names = metric_names(Config())
+    names = metric_names("auto", ())
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
         return generate_metrics(

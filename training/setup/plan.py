@@ -22,7 +22,7 @@ from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, fo
 from memory.resumed_choice import changed_step_settings
 from memory.system_limits import free_host_bytes
 from memory.weights_in import weights_folder
-from settings.consistency import writes_answers
+from settings.consistency import ranked_words, writes_answers
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
@@ -48,7 +48,7 @@ def choose_plan(run: ResolvedRun) -> None:
     group = run.group
     rows = look_ahead(run)
     if writes_answers(run.config):
-        AnswerScores(metric_names(run.config))  # Its libraries count to what the program takes.
+        AnswerScores(metric_names(run.config.metrics.metrics, ranked_words(run.config)))  # Its libraries count to what the program takes.
     run.base_bytes = run.monitor.sample().anon_bytes
     ram_bytes = int(group.all_reduce_max(loaded_bytes(run.device, run.base_bytes))[0])
     if run.budget.is_on_device and ram_bytes > run.budget.host_bytes:
