@@ -40,7 +40,9 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
         UserError: what was named is not there, damaged, of another shape, or the adapters cannot stand on it.
     """
     config = run.config
-    metric_names(config.metrics.metrics, ranked_words(config))  # Unknown names would be found at the first evaluation, or never.
+    metric_names(
+        config.metrics.metrics, ranked_words(config)
+    )  # Unknown names would be found at the first evaluation, or never.
     best, validation_file = config.train.metric_for_best, config.data.validation_file
     check_decisive(best, validation_file, run.metrics, config.task.scores, writes_answers(config))
     try:

@@ -181,7 +181,11 @@ def test_a_split_without_rows_or_with_other_columns_is_told(configure: Configure
     config = configure(train_file=pairs_file)
     made = prepare(config)
     shard = made.train_dir / "00000.arrow"
-    for labels, told in (([], "holds no rows"), ([["a"]], "labels is list, not token ids"), ([None], "labels is NoneType")):
+    for labels, told in (
+        ([], "holds no rows"),
+        ([["a"]], "labels is list, not token ids"),
+        ([None], "labels is NoneType"),
+    ):
         kind = pa.list_(pa.string() if labels == [["a"]] else pa.uint16())
         table = pa.table({"input_ids": [[3]] * len(labels), "labels": pa.array(labels, kind)})
         table = table.cast(table.schema.set(0, pa.field("input_ids", pa.list_(pa.uint16()))))
