@@ -77,7 +77,7 @@ def evaluate(config: Config) -> Evaluation:
             measured, and took more.
     """
     config, model, tree = find_answering(config, "evaluate", ranks=True)
-    names = metric_names(config)
+    names = metric_names(config.metrics.metrics, config.answer.num_answers)
     config, prepared, loader = evaluation_rows(config, model)
     task = task_named(prepared.objective)
     rows = config.train.eval_rows
@@ -224,7 +224,14 @@ def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared
     if sum(parts.values()) > total:
         raise does_not_hold(total, say("the preparation of the rows"), parts)
     prepared = in_child(prepare_evaluation, config, checked=(VALIDATION,))
-    loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
+    loader = StepLoader(
+        prepared.validation_dir,
+        prepared.objective,
+        config.data,
+        config.model,
+        config.run.seed,
+        config.memory.ultra_low_mem is True,
+    )
     return config, prepared, loader
 
 

@@ -340,7 +340,7 @@ def _examples(spec: RunSpec) -> Table:
     with suppress(UserError):
         prepared = look(config, find_prepared, config)
         if prepared is not None:
-            loader = StepLoader(prepared.train_dir, prepared.objective, config)
+            loader = StepLoader(prepared.train_dir, prepared.objective, config.data, config.model, config.run.seed)
             tokenizer = Tokenizer.load(prepared.tokenizer_dir)
             return table_of_shards(config.data, prepared, loader, tokenizer, SHOWN_ROWS)
         rows = look(config, find_training_data, config.data, config.train.is_finetune, only_if_made)

@@ -50,10 +50,12 @@ def prepare(config: Config) -> None:
             limits = tokenizer_limits(config.memory.memory_budget)
             size = config.model.vocab_size
             folder = look(config, tokenizer_folder, settings, kind, size, training_data, make_once, limits)
-            table = look(config, table_of_files, settings, training_data, config.cleaning, config.prepare.preview, folder)
+            table = look(
+                config, table_of_files, settings, training_data, config.cleaning, config.prepare.preview, folder
+            )
         else:
             prepared = data.prepare.preparing.prepare(config)
-            loader = StepLoader(prepared.train_dir, prepared.objective, config)
+            loader = StepLoader(prepared.train_dir, prepared.objective, settings, config.model, config.run.seed)
             tokenizer = Tokenizer.load(prepared.tokenizer_dir)
             table = table_of_shards(settings, prepared, loader, tokenizer, config.prepare.preview)
         heading = say("examples exactly as the model receives them ({objective})", objective=training_data.objective)

@@ -95,7 +95,8 @@ def tokenizer(config: Config) -> None:
         if trained.size < asked and kind not in ("byte", "letters"):
             rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{asked:,}")))
         rows += (
-            (name, str(measured)) for name, measured in look(config, tokenizer_quality, config.data, data, trained).items()
+            (name, str(measured))
+            for name, measured in look(config, tokenizer_quality, config.data, data, trained).items()
         )
         values = {name: public(str(value)) for name, value in config.as_dict().items() if name in OF_ROWS}
         words = [f"--{name}={shlex.quote(value)}" for name, value in values.items() if config.typed(name)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 import os
+from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,16 +28,16 @@ from numpy.typing import NDArray
 
 from data.sources.files import find
 from data.sources.reading import reading
-from data.sources.source import TABLES, Source
+from data.sources.source import Source
 from data.sources.tables import parquet_batch_rows, parquet_file
-from formats import ARROW_STREAM, PARQUET
+from formats import ARROW_FILE, ARROW_STREAM, PARQUET
 from language import join, say
 from settings.errors import UserError, refuse
 from settings.fields import listed
 
 ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows
+MOST_ROWS_PER_BATCH = 2**30
 MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
-OPENED = {MMAP: pa.memory_map, FILE: pa.OSFile}
 KEPT_BYTES = 64 * 1024**2  # of decoded rows of a Parquet file
 MOST_PROBLEMS = 20  # that are listed of one dataset's columns
 NUMBERS = (pa.IntegerArray, pa.FloatingPointArray)  # dates and times are none
@@ -49,71 +50,129 @@ class Reopened:
 
     closed = False
 
-    def __init__(self, path: str, size: int) -> None:
-        self._path, self._size, self._place = path, size, 0
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._size = os.stat(path).st_size
+        self._position = 0
 
     def read(self, count: int) -> bytes:
         with open(self._path, "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size != self._size:
                 raise pa.ArrowInvalid(CHANGED)
-            file.seek(self._place)
+            file.seek(self._position)
             content = file.read(count)
-        self._place += len(content)
+        self._position += len(content)
         return content
 
-    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
-        self._place = place + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        return self._place
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def close(self) -> None:
         pass
 
 
-class ArrowTable:
-    """An Arrow IPC file or stream whose rows are read by number.
+OPENERS = {MMAP: pa.memory_map, FILE: pa.OSFile, REOPEN: lambda path: pa.PythonFile(Reopened(path), "r")}
 
-    Memory: 8 bytes a record batch (16 for a stream; none for files that name their rows per batch).
+
+class LastBatch:
+    """The record batch that the last row came from, one for all files of a dataset: neighbours of that row lie in it too."""
+
+    def __init__(self) -> None:
+        self.key: tuple[ArrowTable, int] | None = None
+        self.batch: pa.RecordBatch | None = None
+
+    def forget(self) -> None:
+        self.key = None
+        self.batch = None
+
+
+class ArrowTable:
+    """An Arrow IPC file whose rows are read by number.
+
+    Args:
+        source: the file. mode: one of `MODES`. last: shared with the other files of a dataset.
+    Memory: 8 bytes a record batch (none for files that name their rows per batch).
     """
 
-    def __init__(self, source: Source, mode: str) -> None:
-        self.source, self.mode = source, mode
-        self._open: tuple[pa.NativeFile, pa.ipc.RecordBatchFileReader | None] | None = None
-        self._offsets: NDArray[np.int64] | None = None  # of a stream, which lists its batches nowhere
-        self._rows_per_batch = 0
+    schema: pa.Schema
+    num_rows: int
+    _starts: Sequence[int]  # the first row of each batch
+
+    def __init__(self, source: Source, mode: str, last: LastBatch) -> None:
+        self.source = source
+        self.mode = mode
+        self._last = last
+        self._file: pa.NativeFile | None = None
+        self._reader: Any = None
         with pa.memory_map(str(source.path)) as file:
             self._size = file.size()
-            if source.kind == ARROW_STREAM:
-                self.schema = pa.ipc.open_stream(file).schema
-                rows = self._scan(file)
-            else:
-                reader = pa.ipc.open_file(file)
-                self.schema = reader.schema
-                rows = self._count(reader)
+            self._scan(file)
         self.columns = list(self.schema.names)
-        if min(rows, default=0) < 0:
-            raise pa.ArrowInvalid("a batch has less than no rows")
-        self._starts = starts(rows)
-        self.num_rows = int(self._starts[-1])
 
-    def _count(self, reader: pa.ipc.RecordBatchFileReader) -> list[int]:
-        batches, stated = reader.num_record_batches, (self.schema.metadata or {}).get(ROWS_PER_BATCH_KEY, b"0")
-        if not (stated.isdigit() and len(stated) < 10):
-            raise pa.ArrowInvalid("the number of rows per batch is no number")
-        if int(stated) and batches:
-            self._rows_per_batch = int(stated)
-            return [(batches - 1) * self._rows_per_batch, reader.get_batch(batches - 1).num_rows]
-        return [reader.get_batch(number).num_rows for number in range(batches)]
+    def _scan(self, file: pa.NativeFile) -> None:
+        """Find out which rows each batch has."""
+        reader = pa.ipc.open_file(file)
+        self.schema = reader.schema
+        count = reader.num_record_batches
+        metadata = self.schema.metadata or {}
+        rows_per_batch = min(max(int(metadata.get(ROWS_PER_BATCH_KEY, b"0")), 0), MOST_ROWS_PER_BATCH)
+        if rows_per_batch and count:
+            self._starts = range(0, rows_per_batch * count, rows_per_batch)
+            self.num_rows = self._starts[-1] + reader.get_batch(count - 1).num_rows
+        else:
+            self._starts, self.num_rows = starts(reader.get_batch(number).num_rows for number in range(count))
 
-    def _scan(self, file: pa.MemoryMappedFile) -> list[int]:
-        if any(pa.types.is_dictionary(kind) for kind in self.schema.types):
+    def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
+        """Copy a row out of its batch."""
+        number = bisect_right(self._starts, row) - 1
+        if self._last.key != (self, number) or self.mode == REOPEN:
+            self._last.forget()  # before the next is read: two batches are never held
+            self._open()
+            self._last.batch = self._batch(number)
+            self._last.key = self, number
+        return _plain_row(self._last.batch, row - self._starts[number], columns)
+
+    def _open(self) -> None:
+        if self._file is None:
+            file = OPENERS[self.mode](str(self.source.path))
+            if file.size() != self._size:
+                raise pa.ArrowInvalid(CHANGED)
+            self._reader = self._reader_of(file)
+            self._file = file
+
+    def _reader_of(self, file: pa.NativeFile) -> Any:
+        return pa.ipc.open_file(file)
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        return self._reader.get_batch(number)
+
+    def close(self) -> None:
+        self._last.forget()
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+        self._reader = None
+
+
+class ArrowStream(ArrowTable):
+    """The same of an Arrow stream, which lists its batches nowhere.
+
+    Memory: 16 bytes a record batch.
+    """
+
+    def _scan(self, file: pa.NativeFile) -> None:
+        self.schema = pa.ipc.open_stream(file).schema
+        if any(map(pa.types.is_dictionary, self.schema.types)):
             raise UserError(
                 "{path}: a stream with dictionary columns cannot be read by row; write an Arrow file",
                 path=self.source.path,
             )
-        offsets, rows = list[int](), list[int]()
+        self._offsets = array("q")
+        rows = array("q")
         file.seek(0)
         pa.ipc.read_message(file)  # the schema
         while (offset := file.tell()) < self._size:
@@ -121,36 +180,46 @@ class ArrowTable:
                 message = pa.ipc.read_message(file)
             except EOFError:  # the mark of the end
                 break
-            offsets.append(offset)
+            self._offsets.append(offset)
             rows.append(pa.ipc.read_record_batch(message, self.schema).num_rows)
-        self._offsets = np.array(offsets, np.int64)
-        return rows
+        self._starts, self.num_rows = starts(rows)
+
+    def _reader_of(self, file: pa.NativeFile) -> Any:
+        return file
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        self._reader.seek(self._offsets[number])
+        return pa.ipc.read_record_batch(pa.ipc.read_message(self._reader), self.schema)
+
+
+class RowGroup:
+    """The last decoded rows of a row group of a Parquet file, up to 64 MiB.
+
+    Args:
+        batches: that follow each other.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._kept: deque[tuple[int, pa.RecordBatch]] = deque()  # each with its first row
+        self._kept_bytes = 0
+        self._end = 0  # the row behind them
+        self.first = 0  # of their rows
 
     def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
-        if self._rows_per_batch:
-            number, inside = divmod(row, self._rows_per_batch)
-        else:
-            number = int(np.searchsorted(self._starts, row, side="right")) - 1
-            inside = row - int(self._starts[number])
-        if self._open is None:
-            path = str(self.source.path)
-            file = pa.PythonFile(Reopened(path, self._size), "r") if self.mode == REOPEN else OPENED[self.mode](path)
-            if file.size() != self._size:
-                raise pa.ArrowInvalid(CHANGED)
-            self._open = file, pa.ipc.open_file(file) if self._offsets is None else None
-        file, reader = self._open
-        if reader is not None:
-            batch = reader.get_batch(number)
-        else:
-            assert self._offsets is not None
-            file.seek(int(self._offsets[number]))
-            batch = pa.ipc.read_record_batch(pa.ipc.read_message(file), self.schema)
-        return _plain_row(batch, inside, columns)
-
-    def close(self) -> None:
-        if self._open is not None:
-            self._open[0].close()
-            self._open = None
+        """Copy out a row that is not before the first."""
+        while row >= self._end:
+            batch = next(self._batches, None)
+            if batch is None:
+                raise pa.ArrowInvalid("a row group has fewer rows than the footer says")
+            self._kept.append((self._end, batch))
+            self._end += batch.num_rows
+            self._kept_bytes += batch.nbytes
+            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= self._kept.popleft()[1].nbytes
+            self.first = self._kept[0][0]
+        first, batch = self._kept[bisect_right(self._kept, row, key=lambda kept: kept[0]) - 1]
+        return _plain_row(batch, row - first, columns)
 
 
 class ParquetTable:
@@ -162,58 +231,54 @@ class ParquetTable:
     Memory: about 1.5 KB per row group, and the wanted columns of one row group up to 64 MiB; nothing stays with "reopen".
     """
 
-    def __init__(self, source: Source, mode: str) -> None:
-        self.source, self.mode = source, mode
+    def __init__(self, source: Source, mode: str, last: LastBatch) -> None:
+        self.source = source
+        self.mode = mode
         with parquet_file(source.path) as file:
             self.metadata = file.metadata
             self.columns = list(file.schema_arrow.names)
-        groups = range(self.metadata.num_row_groups)
-        self._starts = starts(self.metadata.row_group(number).num_rows for number in groups)
-        self.num_rows = int(self._starts[-1])
+        groups = map(self.metadata.row_group, range(self.metadata.num_row_groups))
+        self._starts, self.num_rows = starts(group.num_rows for group in groups)
         self._file: pq.ParquetFile | None = None
-        self._at: tuple[int, tuple[str, ...]] | None = None  # the group and the columns of what is kept
-        # batches that follow each other, each with its first row
-        self._kept: deque[tuple[int, pa.RecordBatch]] = deque()
-        self._kept_bytes = self._end = 0  # of them; and the row behind them
-        self._later: Iterator[pa.RecordBatch] = iter(())
+        self._group_number = -1
+        self._group = RowGroup(iter(()))
 
     def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        inside, wanted = row - int(self._starts[number]), (number, tuple(columns))
-        if self._at != wanted or not self._kept or inside < self._kept[0][0]:
-            self._begin(*wanted)
-        while inside >= self._end:
-            batch = next(self._later, None)
-            if batch is None:
-                raise pa.ArrowInvalid("a row group has fewer rows than the footer says")
-            self._kept.append((self._end, batch))
-            self._kept_bytes, self._end = self._kept_bytes + batch.nbytes, self._end + batch.num_rows
-            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-                self._kept_bytes -= self._kept.popleft()[1].nbytes
-        first, batch = self._kept[bisect_right(self._kept, inside, key=lambda kept: kept[0]) - 1]
-        values = _plain_row(batch, inside - first, columns)
+        """Copy a row out of its row group."""
+        number = bisect_right(self._starts, row) - 1
+        inside = row - self._starts[number]
+        if number != self._group_number or inside < self._group.first:
+            self._begin(number, columns)
+        values = self._group.read(inside, columns)
         if self.mode == REOPEN:
             self.close()
         return values
 
-    def _begin(self, number: int, columns: tuple[str, ...]) -> None:
+    def _begin(self, number: int, columns: Sequence[str]) -> None:
         self._forget()
         pa.default_memory_pool().release_unused()
         if self._file is None:
             self._file = parquet_file(self.source.path, metadata=self.metadata)
         rows = parquet_batch_rows(self.metadata)
-        self._later = self._file.iter_batches(rows, [number], list(columns), use_threads=False)
-        self._at = number, columns
+        self._group = RowGroup(self._file.iter_batches(rows, [number], list(columns), use_threads=False))
+        self._group_number = number
 
     def _forget(self) -> None:
-        self._later, self._kept_bytes, self._end = iter(()), 0, 0
-        self._kept.clear()
+        self._group = RowGroup(iter(()))
+        self._group_number = -1
 
     def close(self) -> None:
         self._forget()
         if self._file is not None:
             self._file.close()
-            self._file = None
+        self._file = None
+
+
+TABLES: dict[str, type[ArrowTable] | type[ParquetTable]] = {
+    ARROW_FILE: ArrowTable,
+    ARROW_STREAM: ArrowStream,
+    PARQUET: ParquetTable,
+}
 
 
 def _plain_row(batch: pa.RecordBatch, inside: int, columns: Sequence[str]) -> dict[str, Any]:
@@ -226,16 +291,22 @@ def _plain_row(batch: pa.RecordBatch, inside: int, columns: Sequence[str]) -> di
 def _plain(cell: pa.Array) -> Any:
     cell.validate(full=True)  # offsets of a damaged file would be followed out of it
     scalar = cell[0]
-    if isinstance(scalar, pa.ListScalar) and scalar.is_valid:
-        numbers = scalar.values
-        if isinstance(numbers, NUMBERS) and not numbers.null_count:
-            return np.from_dlpack(numbers).copy()  # `to_numpy` would import pandas where it is installed: 30 MiB.
+    numbers = scalar.values if isinstance(scalar, pa.ListScalar) else None
+    if isinstance(numbers, NUMBERS) and not numbers.null_count:
+        return np.from_dlpack(numbers).copy()  # `to_numpy` would import pandas where it is installed: 30 MiB.
     return scalar.as_py()
 
 
-def starts(rows: Iterable[int]) -> NDArray[np.int64]:
-    """First row of each part, and the number of all rows."""
-    return np.cumsum([0, *rows], dtype=np.int64)
+def starts(sizes: Iterable[int]) -> tuple[Sequence[int], int]:
+    """The first row of each part, by their rows, and the number of all rows."""
+    first_rows = array("q")
+    row = 0
+    for size in sizes:
+        if size < 0:
+            raise pa.ArrowInvalid("a batch has less than no rows")
+        first_rows.append(row)
+        row += size
+    return first_rows, row
 
 
 class LowMemDataset(Sequence[dict[str, Any]]):
@@ -261,31 +332,22 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         *,
         mode: str | None = None,
     ) -> None:
-        self.mode = mode or (REOPEN if ultra_low_mem else MMAP)
-        self.ultra_low_mem = self.mode == REOPEN
-        self._check_mode(ultra_low_mem)
-        paths = [path_or_paths] if isinstance(path_or_paths, (str, Path)) else list(path_or_paths)
-        sources = [source for path in paths for source in find(str(path), "path")]
-        self._files = [self._open(source) for source in sources]
-        self.columns = list(columns) if columns is not None else list(self._files[0].columns)
+        default_mode = REOPEN if ultra_low_mem else MMAP
+        self.mode = mode or default_mode
+        if self.mode not in MODES:
+            raise UserError("mode = {mode}, is not known; allowed: {modes}", mode=self.mode, modes=join(", ", MODES))
+        if ultra_low_mem and self.mode != REOPEN:
+            raise UserError("mode = {mode}, contradicts ultra_low_mem = True; leave one of them out", mode=self.mode)
+        paths = [path_or_paths] if isinstance(path_or_paths, (str, Path)) else path_or_paths
+        self._last = LastBatch()
+        self._files = [self._table(source) for path in paths for source in find(str(path), "path")]
+        self.columns = list(self._files[0].columns if columns is None else columns)
         self._check_columns()
-        self._starts: list[int] = starts(file.num_rows for file in self._files).tolist()
+        self._starts, self._num_rows = starts(file.num_rows for file in self._files)
         self._recent: deque[int] = deque()  # files that hold something open, the one opened longest ago first
         self._pid = os.getpid()
 
-    def _check_mode(self, ultra_low_mem: bool) -> None:
-        problems = []
-        if self.mode not in MODES:
-            problems.append(
-                say("mode = {mode}, is not known; allowed: {modes}", mode=self.mode, modes=join(", ", MODES))
-            )
-        elif ultra_low_mem and self.mode != REOPEN:
-            problems.append(
-                say("mode = {mode}, contradicts ultra_low_mem = True; leave one of them out", mode=self.mode)
-            )
-        refuse(problems)
-
-    def _open(self, source: Source) -> ArrowTable | ParquetTable:
+    def _table(self, source: Source) -> ArrowTable | ParquetTable:
         if not isinstance(source.path, Path):
             raise UserError(
                 "{path}: an address has no rows by number; fetch it, or turn it into shards with prepare",
@@ -298,7 +360,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
                 kind=source.kind,
             )
         with reading(source):
-            return (ParquetTable if source.kind == PARQUET else ArrowTable)(source, self.mode)
+            return TABLES[source.kind](source, self.mode, self._last)
 
     def _check_columns(self) -> None:
         problems = [
@@ -313,11 +375,10 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             for name in dict.fromkeys(self.columns)
             if file.columns.count(name) != 1
         ]
-        if problems:
-            raise UserError(*problems[:MOST_PROBLEMS])
+        refuse(problems[:MOST_PROBLEMS])
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self._num_rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
         """Read one row.
@@ -328,10 +389,9 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             IndexError: no such row. UserError: the file broke since it was opened.
         """
         row = operator.index(index)
-        count = self._starts[-1]
-        row = row + count if row < 0 else row
-        if not 0 <= row < count:
-            raise IndexError(f"row {index} of {count}")
+        if not -self._num_rows <= row < self._num_rows:
+            raise IndexError(f"row {index} of {self._num_rows}")
+        row %= self._num_rows
         if self._pid != os.getpid():  # handles of the parent process are not ours
             self.close()
             self._pid = os.getpid()
@@ -343,9 +403,6 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         file = self._files[number]
         with reading(file.source):
             return file.read(row - self._starts[number], self.columns)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[row] for row in range(len(self)))
 
     def close(self) -> None:
         """Let go of all open files; a later read opens them again."""

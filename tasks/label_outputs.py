@@ -138,12 +138,13 @@ class LabelOutputs(Task):
     def beside_labels(self, batch: Batch, outputs: Outputs, names: Sequence[str]) -> tuple[str, str]:
         """What is predicted for a batch of a single row, and its labels, both for the screen."""
         labels = cells(flat_labels(batch), names)
-        has_labels = [label is not None for label in labels]
         predicted = [
-            cell if has_label else None for cell, has_label in zip(predictions(outputs, names), has_labels, strict=True)
+            None if label is None else cell for cell, label in zip(predictions(outputs, names), labels, strict=True)
         ]
-        sides = [side[:-1] if len(side) > 1 else side for side in (predicted, labels)]  # End of text has no label.
-        return in_line(sides[0], names), in_line(sides[1], names)
+        if len(labels) > 1:  # End of text has no label.
+            predicted.pop()
+            labels.pop()
+        return in_line(predicted, names), in_line(labels, names)
 
 
 def predictions(outputs: Outputs, names: Sequence[str]) -> list[Cell]:

@@ -9,6 +9,7 @@ Source: Gorodkin 2004 (Matthews' coefficient of several classes).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -71,14 +72,13 @@ class LabelScores(Scores):
 
     def gather(self, processes: Processes) -> None:
         """Count those of all processes together."""
-        if processes.size == 1:
-            return
         if self.names:
-            for rank, part in enumerate(processes.gather(self._pairs)):
-                if rank != processes.rank:
-                    self._count_pairs(*part)
+            everyone = processes.gather(self._pairs)
+            self._pairs = np.zeros(0, np.int64), np.zeros(0, np.int64)
+            for pairs, counts in everyone:
+                self._count_pairs(pairs, counts)
         else:
-            self._numbers = [part for parts in processes.gather(self._numbers) for part in parts]
+            self._numbers = list(chain.from_iterable(processes.gather(self._numbers)))
 
     def result(self) -> dict[str, float]:
         """Score name -> value; empty where nothing was counted."""
@@ -111,25 +111,24 @@ class LabelScores(Scores):
             return []
         (labels, predictions), counts = np.divmod(self._pairs[0], len(self.names)), self._pairs[1]
         if len(self.names) > MOST_CLASSES_SHOWN:
-            order = np.argsort(np.where(labels == predictions, 0, -counts), kind="stable")
-            confused = [at for at in order[:MOST_CLASSES_SHOWN] if labels[at] != predictions[at]]
-            rows = [(say("label \\ prediction"), say("most often confused"))] if confused else []
-            return rows + [
-                (
-                    f"  {self.names[labels[at]]} \\ {self.names[predictions[at]]}",
-                    say("{count} of {all}", count=f"{counts[at]:,}", all=f"{counts[labels == labels[at]].sum():,}"),
-                )
-                for at in confused
-            ]
+            return self._confused(labels, predictions, counts)
         matrix = np.zeros((len(self.names), len(self.names)), np.int64)
         matrix[labels, predictions] = counts
-        cells = [[f"{count:,}" for count in row] for row in matrix]
-        width = max(len(cell) for row in [self.names, *cells] for cell in row)
-        lines = [(say("label \\ prediction"), " ".join(name.rjust(width) for name in self.names))]
-        return lines + [
-            (f"  {name}", " ".join(cell.rjust(width) for cell in row))
-            for name, row in zip(self.names, cells, strict=True)
-        ]
+        cells = [list(map("{:,}".format, row)) for row in matrix]
+        width = max(map(len, chain(self.names, *cells)))
+        titles = (say("label \\ prediction"), *(f"  {name}" for name in self.names))
+        lines = (" ".join(cell.rjust(width) for cell in row) for row in (self.names, *cells))
+        return list(zip(titles, lines, strict=True))
+
+    def _confused(self, labels: Counts, predictions: Counts, counts: Counts) -> list[tuple[str, str]]:
+        """The pairs of classes that are most often confused."""
+        rows: list[tuple[str, str]] = [(say("label \\ prediction"), say("most often confused"))]
+        for pair in np.argsort(np.where(labels == predictions, 0, -counts), kind="stable")[:MOST_CLASSES_SHOWN]:
+            label, prediction = labels[pair], predictions[pair]
+            if label != prediction:
+                share = say("{count} of {all}", count=f"{counts[pair]:,}", all=f"{counts[labels == label].sum():,}")
+                rows.append((f"  {self.names[label]} \\ {self.names[prediction]}", share))
+        return rows if len(rows) > 1 else []
 
 
 def _ranks(numbers: NDArray[np.float64]) -> NDArray[np.float64]:

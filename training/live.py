@@ -48,7 +48,7 @@ class LiveRun:
         self.output = config.run
         self.shape = config.model
         self.num_answers = config.answer.num_answers
-        self.score_names = metric_names(config)
+        self.score_names = metric_names(config.metrics.metrics, config.answer.num_answers)
         self.resume_command = resume_command(config.as_dict())
         self._cut = StepSettings.of(config).of_cut()
         self.device = run.device

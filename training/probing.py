@@ -126,7 +126,8 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
     if request.data is not None:
         splits = request.data.train, request.data.validation
         train, validation = (
-            StepLoader(split, request.data.objective, config, request.data.reopens) for split in splits
+            StepLoader(split, request.data.objective, config.data, config.model, config.run.seed, request.data.reopens)
+            for split in splits
         )
         # A run has measured the rate of products.
         torch.ones(PRODUCT_SIDE, PRODUCT_SIDE) @ torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)

@@ -123,7 +123,8 @@ def use_shards(folder: Path) -> None:
     objective = {"stream": "span"}.get(Manifest.read(folder).kind, "pairs")
 
     def steps(reopen: bool) -> None:
-        loader = StepLoader(folder / "train", objective, load("train", {"max_seq_len": "32"}), reopen)
+        config = load("train", {"max_seq_len": "32"})
+        loader = StepLoader(folder / "train", objective, config.data, config.model, config.run.seed, reopen)
         for step in range(4):
             loader.micro_batches(step, effective_batch_size=8, batch_size=4)
 

@@ -99,7 +99,7 @@ class Setting:
 
     def _batches(self, config: Config, folder: Path) -> list[list[dict[str, list[int]]]]:
         """The rows of each step as our own loader gives them, like lengths beside each other, so that little is padded."""
-        loader = StepLoader(folder, "pairs", config)
+        loader = StepLoader(folder, "pairs", config.data, config.model, config.run.seed)
         steps = []
         for step in range(self.steps):
             (batch,) = loader.micro_batches(step, effective_batch_size=self.rows, batch_size=self.rows)

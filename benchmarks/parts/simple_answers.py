@@ -14,7 +14,6 @@ import numpy as np
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
-from settings.declared import Config
 from settings.loading import load
 from training.evaluation.scores import AnswerScores, metric_names
 
@@ -76,7 +75,7 @@ def simple_scores(recipe: str, files: str, held_out: str, metrics: str, rows: in
 
 
 def _scored(answers: Sequence[str], references: Sequence[str], metrics: str) -> dict[str, float]:
-    scores = AnswerScores(metric_names(Config().changed(metrics=metrics)))
+    scores = AnswerScores(metric_names(metrics, 1))
     for answer, reference in zip(answers, references, strict=True):
         scores.add(answer, reference)
     return scores.result()

@@ -179,43 +179,59 @@ def collate(rows: Sequence[Row], pad_token_id: int) -> Batch:
     Memory:
         8 bytes x B x (S + T).
     """
+    references = [row.references for row in rows]
     return Batch(
-        input_ids=_pad([row.input_ids for row in rows], pad_token_id),
-        input_lengths=np.array([len(row.input_ids) for row in rows], np.int64),
-        labels=_pad([row.labels for row in rows], IGNORED_LABEL),
-        target_lengths=np.array([len(row.labels) for row in rows], np.int64),
-        keys=np.array([row.key for row in rows], np.uint64).view(np.int64),
-        references=[row.references for row in rows] if any(row.references for row in rows) else None,
+        **_inputs(rows, pad_token_id),
+        **_targets([row.labels for row in rows]),
+        references=references if any(references) else None,
     )
 
 
 def collate_preferences(rows: Sequence[PreferenceRow], pad_token_id: int) -> PreferenceBatch:
     """Pad prompts and answers; see `collate`."""
     answers = [row.chosen for row in rows] + [row.rejected for row in rows]
-    known = [row.reference for row in rows if row.reference is not None]
-    prompts = collate([Row(row.input_ids, row.chosen, row.key) for row in rows], pad_token_id)
+    references = [row.reference for row in rows if row.reference is not None]
     return PreferenceBatch(
-        prompts.input_ids, prompts.input_lengths, _pad(answers, IGNORED_LABEL),
-        np.array([len(answer) for answer in answers], np.int64), prompts.keys,
-        reference=np.stack(known, axis=1).reshape(-1) if known else None,
-    )  # fmt: skip
+        **_inputs(rows, pad_token_id),
+        **_targets(answers),
+        references=None,
+        reference=np.stack(references, axis=1).reshape(-1) if references else None,
+    )
 
 
 def collate_labels(rows: Sequence[LabelledRow], pad_token_id: int) -> LabelledBatch:
     """Pad texts and the labels of their tokens; see `collate`."""
-    texts = collate([Row(row.input_ids, row.input_ids, row.key) for row in rows], pad_token_id)
-    dtype = rows[0].labels.dtype
-    width = texts.input_ids.shape[1] if any(len(row.labels) > 1 for row in rows) else 1
-    labels = np.full((len(rows), width), np.nan if dtype.kind == "f" else IGNORED_LABEL, dtype)
-    for line, row in zip(labels, rows, strict=True):
-        line[: len(row.labels)] = row.labels
-    target_lengths = np.array([row.lengths[1] for row in rows], np.int64)
-    return LabelledBatch(texts.input_ids, texts.input_lengths, labels, target_lengths, texts.keys)
+    labels = [row.labels for row in rows]
+    filler = np.nan if labels[0].dtype.kind == "f" else IGNORED_LABEL
+    multiple = LENGTH_MULTIPLE if max(map(len, labels)) > 1 else 1
+    return LabelledBatch(
+        **_inputs(rows, pad_token_id),
+        labels=_pad(labels, filler, multiple),
+        target_lengths=np.array([row.lengths[1] for row in rows], np.int64),
+        references=None,
+    )
 
 
-def _pad(sequences: Sequence[NDArray[np.int64]], filler: int) -> NDArray[np.int64]:
-    longest = max(len(sequence) for sequence in sequences)
-    padded = np.full((len(sequences), -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE), filler, np.int64)
+def _inputs(rows: Sequence[AnyRow], pad_token_id: int) -> dict[str, NDArray[np.int64]]:
+    """What a batch holds of its texts."""
+    ids = [row.input_ids for row in rows]
+    keys = np.array([row.key for row in rows], np.uint64).view(np.int64)
+    return {"input_ids": _pad(ids, pad_token_id), "input_lengths": _lengths(ids), "keys": keys}
+
+
+def _targets(labels: Sequence[NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
+    """What a batch holds of the texts of its decoder."""
+    return {"labels": _pad(labels, IGNORED_LABEL), "target_lengths": _lengths(labels)}
+
+
+def _lengths(sequences: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+    return np.array(list(map(len, sequences)), np.int64)
+
+
+def _pad(sequences: Sequence[NDArray[Any]], filler: float, multiple: int = LENGTH_MULTIPLE) -> NDArray[Any]:
+    """One line a sequence, as long as the longest, rounded up to a multiple."""
+    longest = max(map(len, sequences))
+    padded = np.full((len(sequences), -(-longest // multiple) * multiple), filler, sequences[0].dtype)
     for line, sequence in zip(padded, sequences, strict=True):
         line[: len(sequence)] = sequence
     return padded

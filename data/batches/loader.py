@@ -9,6 +9,7 @@ microseconds.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from data.sources.files import set_names
 from data.sources.places import public
 from data.task import ShardFormat, Task
 from language import join, say
-from settings.declared import Config, DataConfig
+from settings.declared import DataConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.tasks import task_named
 
@@ -56,6 +57,7 @@ class TokenRows(Sequence[dict[str, Any]]):
         self, rows: LowMemDataset, format: ShardFormat, vocab_size: int, folder: Path, num_labels: int
     ) -> None:
         self._rows = rows
+        self._id_columns = [name for name in format.columns if name != format.label_column]
         self._label_column = format.label_column
         self._vocab_size = vocab_size
         self._folder = folder
@@ -68,49 +70,49 @@ class TokenRows(Sequence[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
         row = self._rows[index]
-        for name, ids in row.items():
-            if name == self._label_column:
-                self._check_labels(ids, row["input_ids"], index)
-            elif problem := self._problem_of_ids(name, ids):
-                raise UserError(
-                    "{place}, row {index}: {problem}; delete the folder and prepare it again",
-                    place=self._folder,
-                    index=index + 1,
-                    problem=problem,
-                )
-        return row
-
-    def _problem_of_ids(self, name: str, ids: Any) -> str:
-        if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui":
-            kind = "null" if ids is None else type(ids).__name__
-            return say("{name} is {kind}, not token ids", name=name, kind=kind)
-        if _largest(ids) < self._vocab_size:
-            return ""
-        return say(
-            "{name} holds the id {wrong}, the tokenizer has ids 0 to {vocab_size:,}",
-            name=name,
-            wrong=ids[(ids < 0) | (ids >= self._vocab_size)][0],
-            vocab_size=self._vocab_size - 1,
-        )
-
-    def _check_labels(self, labels: Any, ids: Any, index: int) -> None:
-        dtype = "i" if self._num_labels else "f"
-        is_sound = isinstance(labels, np.ndarray) and labels.dtype.kind == dtype and len(labels) in (1, len(ids))
-        if is_sound and self._num_labels:
-            is_sound = bool(np.all((labels == IGNORED_LABEL) | ((labels >= 0) & (labels < self._num_labels))))
-        if not is_sound:
+        for name in self._id_columns:
+            self._check_ids(name, row[name], index)
+        if self._label_column and not self._are_labels(row[self._label_column], len(row["input_ids"])):
             raise UserError(
                 "{place}, row {index}: its labels do not match the labels of the folder; delete it and prepare it "
                 "again",
                 place=self._folder,
                 index=index + 1,
             )
+        return row
+
+    def _check_ids(self, name: str, ids: Any, index: int) -> None:
+        problem = ""
+        if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui":
+            problem = say("{name} is {kind}, not token ids", name=name, kind=type(ids).__name__)
+        elif _largest(ids) >= self._vocab_size:
+            problem = say(
+                "{name} holds the id {wrong}, the tokenizer has ids 0 to {vocab_size:,}",
+                name=name,
+                wrong=ids[(ids < 0) | (ids >= self._vocab_size)][0],
+                vocab_size=self._vocab_size - 1,
+            )
+        if problem:
+            raise UserError(
+                "{place}, row {index}: {problem}; delete the folder and prepare it again",
+                place=self._folder,
+                index=index + 1,
+                problem=problem,
+            )
+
+    def _are_labels(self, labels: Any, tokens: int) -> bool:
+        """Whether these are labels of a text of so many tokens: one, or one for each."""
+        if not isinstance(labels, np.ndarray) or len(labels) not in (1, tokens):
+            return False
+        if not self._num_labels:
+            return bool(labels.dtype.kind == "f")
+        is_class = (labels == IGNORED_LABEL) | ((labels >= 0) & (labels < self._num_labels))
+        return bool(labels.dtype.kind == "i" and is_class.all())
 
 
 def _largest(ids: NDArray[Any]) -> int:
     """The largest of some ids, in one pass: one below 0 counts as a very large one."""
-    unsigned = ids if ids.dtype.kind == "u" else ids.view(f"u{ids.itemsize}")
-    return int(np.maximum.reduce(unsigned, initial=0))
+    return int(np.maximum.reduce(ids.view(f"u{ids.itemsize}"), initial=0))
 
 
 class StepLoader:
@@ -119,7 +121,9 @@ class StepLoader:
     Args:
         split_dir: `train_dir` or `validation_dir` of `Prepared`.
         objective: a key of `settings.tasks.TASKS`.
-        config: lengths, masking, order, mixture, `group_by_length`, `batch_tokens` and seed.
+        data: lengths, masking, mixture, `group_by_length` and `batch_tokens`.
+        model: whether a decoder reads the rows too.
+        seed: of order and masks.
         ultra_low_mem: open the shard anew for every read.
     Raises:
         UserError: the shards are incomplete or broken, here or when a row is read. Their checksums: see `check_shards`.
@@ -132,20 +136,27 @@ class StepLoader:
         sets: of a split of validation sets with names, the numbers of each one's rows; else empty.
     """
 
-    def __init__(self, split_dir: Path, objective: str, config: Config, ultra_low_mem: bool = False) -> None:
-        data = config.data
+    def __init__(
+        self,
+        split_dir: Path,
+        objective: str,
+        data: DataConfig,
+        model: T5ModelConfig,
+        seed: int,
+        ultra_low_mem: bool = False,
+    ) -> None:
         manifest = Manifest.of(Path(split_dir))
         split = Path(split_dir).name
         self.objective = objective
         self.task: Task = task_named(objective)
-        self.seed = config.run.seed
+        self.seed = seed
         self.lengths = self.task.lengths(data, len(manifest.special.sentinels))
         self.row_settings = RowSettings(
             lengths=self.lengths,
             special=manifest.special,
             noise_density=data.noise_density,
             mean_noise_span=data.mean_noise_span_length,
-            decodes=config.model.num_decoder_layers > 0,
+            decodes=model.num_decoder_layers > 0,
         )
         format = self.task.shards
         stored = LowMemDataset(manifest.files(split), format.columns, mode=REOPEN if ultra_low_mem else FILE)
@@ -156,12 +167,24 @@ class StepLoader:
         inputs, *answers = self.task.longest(manifest.lengths(split), self._rows, self.row_settings)
         self.longest = inputs, sum(answers)
         self.longest_answer = answers[0]
-        self._order = self._make_order(manifest, split, data)
         self.sorts_rows = data.group_by_length and not self.task.is_windowed
-        self.max_tokens = data.batch_tokens or None
+        self.max_tokens = data.batch_tokens or math.inf
         self.reopens = ultra_low_mem
-        self.sets = self._rows_of_sets(manifest, split, data.validation_file) if split != TRAIN else {}
         self.reference: NDArray[np.float32] | None = None
+        parts = manifest.parts(split)
+        part_names = [part["name"] for part in parts]
+        part_sizes = self.task.part_rows(parts, self._rows)
+        # The order follows from the data alone: another machine must give the same one.
+        size = sum(file.stat().st_size for file in manifest.files(split))
+        block_rows = BLOCK_ROWS if size >= BLOCKS_FROM_BYTES else 0
+        self._order: Order | Mixture = Order(self.num_rows, self.seed, block_rows)
+        self.sets: dict[str, range] = {}
+        if split != TRAIN:
+            self.sets = _rows_of_sets(data.validation_file, part_names, part_sizes)
+        elif data.mixture_weights is not None:
+            weights = np.array(named_weights(data.mixture_weights, part_names))
+            sizes = np.array(part_sizes)
+            self._order = Mixture(sizes[sizes > 0].tolist(), weights[sizes > 0].tolist(), self.seed, block_rows)
 
     def attach(self, reference: NDArray[np.float32]) -> None:
         """Let the log-probabilities of both answers of each row (rows, 2) under the reference model ride along."""
@@ -177,33 +200,6 @@ class StepLoader:
             for ids in self._rows[number].values():
                 digest.update(ids.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
-
-    def _make_order(self, manifest: Manifest, split: str, data: DataConfig) -> Order | Mixture:
-        # The order follows from the data alone: another machine must give the same one.
-        size = sum(file.stat().st_size for file in manifest.files(split))
-        block_rows = BLOCK_ROWS if size >= BLOCKS_FROM_BYTES else 0
-        if split != TRAIN or data.mixture_weights is None:
-            return Order(self.num_rows, self.seed, block_rows)
-        names, sizes = self._part_sizes(manifest, split)
-        weights = named_weights(data.mixture_weights, names)
-        used = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if size]
-        return Mixture([size for size, _ in used], [weight for _, weight in used], self.seed, block_rows)
-
-    def _rows_of_sets(self, manifest: Manifest, split: str, spec: str | None) -> dict[str, range]:
-        if not (names := set_names(spec)):
-            return {}
-        parts, sizes = self._part_sizes(manifest, split)
-        ends = np.cumsum([0, *sizes]).tolist()
-        rows = {name: range(ends[place], ends[place + 1]) for place, name in enumerate(parts)}
-        if lacking := [name for name in names if not rows.get(name)]:
-            told = "--validation_file = {spec}, {lacking} has no row to evaluate on; give a file with more text"
-            raise UserError(say(told, spec=public(str(spec)), lacking=join(", ", lacking)))
-        return {name: rows[name] for name in names}
-
-    def _part_sizes(self, manifest: Manifest, split: str) -> tuple[list[str], list[int]]:
-        """Names of the parts and their rows."""
-        parts = manifest.parts(split)
-        return [part["name"] for part in parts], self.task.part_rows(parts, self._rows)
 
     def micro_batches(
         self,
@@ -271,15 +267,35 @@ class StepLoader:
         return self.task.collate(rows, self.row_settings.special.pad)
 
 
-def filled(rows: Iterable[AnyRow], batch_size: int, max_tokens: int | None) -> Iterator[list[AnyRow]]:
+def _rows_of_sets(spec: str | None, parts: Sequence[str], sizes: Sequence[int]) -> dict[str, range]:
+    """The numbers of the rows of each validation set with a name.
+
+    Args:
+        spec: `--validation_file`. parts, sizes: names of the parts of the split, and their rows.
+    """
+    ends = np.cumsum([0, *sizes]).tolist()
+    rows = dict(zip(parts, map(range, ends, ends[1:]), strict=True))
+    names = set_names(spec)
+    empty = [name for name in names if not rows.get(name)]
+    if empty:
+        raise UserError(
+            "--validation_file = {spec}, {lacking} has no row to evaluate on; give a file with more text",
+            spec=public(str(spec)),
+            lacking=join(", ", empty),
+        )
+    return {name: rows[name] for name in names}
+
+
+def filled(rows: Iterable[AnyRow], batch_size: int, max_tokens: float) -> Iterator[list[AnyRow]]:
     """Part rows, in their order, into as few groups as `batch_size` rows and `max_tokens` tokens allow. Memory: one group."""
     group: list[AnyRow] = []
     tokens = 0
     for row in rows:
         size = sum(row.lengths)
-        if group and (len(group) == batch_size or (max_tokens is not None and tokens + size > max_tokens)):
+        if group and (len(group) == batch_size or tokens + size > max_tokens):
             yield group
-            group, tokens = [], 0
+            group = []
+            tokens = 0
         group.append(row)
         tokens += size
     if group:

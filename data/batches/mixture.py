@@ -29,10 +29,10 @@ def named_weights(text: str, parts: Sequence[str]) -> list[float]:
         UserError: they are no weights, or not one for each part.
     """
     try:
-        weights = [float(word) for word in str(text).strip("()[] ").split(",")]
+        weights = np.array(str(text).strip("()[] ").split(","), np.float64)
     except ValueError:
-        weights = []
-    if not weights or not all(0 < weight < float("inf") for weight in weights):
+        weights = np.zeros(1)
+    if not ((weights > 0) & np.isfinite(weights)).all():
         raise UserError("--mixture_weights = {text}, is not a list of weights above 0; write it as 0.7,0.3", text=text)
     if len(weights) != len(parts):
         raise UserError(
@@ -43,7 +43,7 @@ def named_weights(text: str, parts: Sequence[str]) -> list[float]:
             parts=counted(len(parts), "part"),
             other_parts=join(", ", parts),
         )
-    return weights
+    return list(weights.tolist())
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
@@ -53,7 +53,7 @@ def quotas(weights: Sequence[float]) -> list[int]:
     for place in np.argsort(-(shares - parts), kind="stable")[: max(0, TURN - int(parts.sum()))]:
         parts[place] += 1
     parts[int(np.argmax(parts))] += TURN - int(parts.sum())
-    return [int(part) for part in parts]
+    return list(parts.tolist())
 
 
 class Mixture:
@@ -66,8 +66,9 @@ class Mixture:
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, block_rows: int = 0) -> None:
-        assert len(sizes) == len(weights) and min(weights) > 0
-        self.num_rows, self.seed = sum(sizes), seed
+        assert len(sizes) == len(weights)
+        self.num_rows = sum(sizes)
+        self.seed = seed
         self.quotas = quotas(weights)
         self._begins = np.cumsum([0, *self.quotas])
         self._firsts = np.cumsum([0, *sizes])

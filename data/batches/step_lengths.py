@@ -65,36 +65,41 @@ def step_lengths(
         split_dir: the folder that the loader reads. steps: 0-based, as `StepLoader.micro_batches` counts them.
     Memory: 4 bytes a place of the order, of rows shorter than `SHORT`, and 20 more for a moment, up to the limits above.
     """
-    manifest = Manifest.of(Path(split_dir))
     if loader.task.has_even_lengths:
-        shares = [len(part) for part in np.array_split(np.arange(effective_batch_size), num_processes)]
-        longest = np.full((1, max(shares)), 1)
-        return StepLengths(longest * loader.longest[0], longest * loader.longest[1], True)
+        return _even(loader, -(-effective_batch_size // num_processes))
     if loader.task.is_windowed or loader.num_rows > MOST_ROWS:
         chosen = _spaced(steps, max(1, MOST_MADE_ROWS // effective_batch_size))
-        made = _made(
+        sources, targets = _made(
             loader.micro_batches(
-                step, effective_batch_size=effective_batch_size, batch_size=effective_batch_size, rank=rank,
+                step,
+                effective_batch_size=effective_batch_size,
+                batch_size=effective_batch_size,
+                rank=rank,
                 num_processes=num_processes,
             )
-            for step in chosen for rank in range(num_processes)
-        )  # fmt: skip
-        found = StepLengths(*made, len(chosen) == len(steps))
+            for step in chosen
+            for rank in range(num_processes)
+        )
+        made = StepLengths(sources, targets, len(chosen) == len(steps))
         # How long a window becomes is drawn for each, so the steps that were looked at stand for all.
-        return found if loader.task.is_windowed else found.with_longest(loader.longest)
+        return made if loader.task.is_windowed else made.with_longest(loader.longest)
     chosen = _spaced(steps, max(1, MOST_PLACES // effective_batch_size))
-    lengths = _stored_lengths(manifest, Path(split_dir).name, loader)
-    at_once = max(1, PLACES_AT_ONCE // effective_batch_size)
-    pieces = [np.array(chosen[first : first + at_once]) for first in range(0, len(chosen), at_once)]
+    lengths = _stored_lengths(Manifest.of(Path(split_dir)), Path(split_dir).name, loader)
+    num_pieces = 1 + len(chosen) * effective_batch_size // PLACES_AT_ONCE
+    pieces = np.array_split(np.array(chosen), num_pieces)
     numbers = np.concatenate([loader.rows_of_steps(piece, effective_batch_size) for piece in pieces])
-    parts = _by_process(lengths[0][numbers], lengths[1][numbers], num_processes, loader.sorts_rows)
-    return StepLengths(*parts, len(chosen) == len(steps)).with_longest(loader.longest)
+    sources, targets = _by_process(lengths[0][numbers], lengths[1][numbers], num_processes, loader.sorts_rows)
+    return StepLengths(sources, targets, len(chosen) == len(steps)).with_longest(loader.longest)
 
 
 def drawn_lengths(
-    lengths: tuple[Lengths, Lengths], longest: tuple[int, int], effective_batch_size: int,
-    num_processes: int = 1, sorts_rows: bool = False, most_steps: int = MOST_DRAWN_STEPS,
-) -> StepLengths:  # fmt: skip
+    lengths: tuple[Lengths, Lengths],
+    longest: tuple[int, int],
+    effective_batch_size: int,
+    num_processes: int = 1,
+    sorts_rows: bool = False,
+    most_steps: int = MOST_DRAWN_STEPS,
+) -> StepLengths:
     """Steps of rows that are drawn from a sample, for data whose order is not known yet; the same ones each time.
 
     Args:
@@ -103,7 +108,8 @@ def drawn_lengths(
     """
     steps = max(1, min(most_steps, MOST_DRAWN_ROWS // effective_batch_size))
     places = np.random.default_rng(0).integers(len(lengths[0]), size=(steps, effective_batch_size))
-    sources, targets = (side[places] for side in lengths)
+    sources = lengths[0][places]
+    targets = lengths[1][places]
     sources[0, 0], targets[0, 0] = longest
     return StepLengths(*_by_process(sources, targets, num_processes, sorts_rows), False)
 
@@ -112,11 +118,16 @@ def evaluation_lengths(loader: StepLoader, max_rows: int, num_processes: int = 1
     """The same of the rows of an evaluation, as one step."""
     rows = min(max_rows, loader.num_rows)
     if loader.task.has_even_lengths:
-        ones = np.ones((1, max(1, -(-rows // num_processes))), np.int64)
-        return StepLengths(ones * loader.longest[0], ones * loader.longest[1], True)
+        return _even(loader, max(1, -(-rows // num_processes)))
     most = min(rows, MOST_MADE_ROWS)
     made = _made(loader.evaluation_batches(most, 64, rank, num_processes) for rank in range(num_processes))
     return StepLengths(*made, rows <= MOST_MADE_ROWS).with_longest(loader.longest)
+
+
+def _even(loader: StepLoader, rows: int) -> StepLengths:
+    """One step of rows that are all as long as the longest."""
+    longest = np.ones((1, rows), np.int64)
+    return StepLengths(longest * loader.longest[0], longest * loader.longest[1], True)
 
 
 def _spaced(steps: range, most: int) -> Sequence[int]:
@@ -128,14 +139,16 @@ def _spaced(steps: range, most: int) -> Sequence[int]:
 
 def _made(shares: Iterable[Iterable[Batch]]) -> tuple[Lengths, Lengths]:
     """Encoder and decoder tokens of batches that are read or made, those of each share in a row."""
-    sides: list[list[list[int]]] = [[], []]
-    for batches in shares:
-        lengths = [(batch.input_lengths.tolist(), batch.decoder_lengths.tolist()) for batch in batches]
-        for place, side in enumerate(sides):
-            side.append([length for batch in lengths for length in batch[place]])
-    most = max(1, max(map(len, sides[0])))
-    sources, targets = (np.array([row + [0] * (most - len(row)) for row in side], np.int64) for side in sides)
-    return sources, targets
+    no_rows = np.zeros((2, 0), np.int64)
+    sides = [
+        np.concatenate(
+            [no_rows, *(np.stack([batch.input_lengths, batch.decoder_lengths]) for batch in batches)], axis=1
+        )
+        for batches in shares
+    ]
+    most = max(1, *(side.shape[1] for side in sides))
+    padded = np.stack([np.pad(side, ((0, 0), (0, most - side.shape[1]))) for side in sides])
+    return padded[:, 0], padded[:, 1]
 
 
 def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple[Lengths, Lengths]:
@@ -152,11 +165,13 @@ def _by_process(sources: Lengths, targets: Lengths, num_processes: int, sorts_ro
     shares = np.array_split(places, num_processes)
     if sorts_rows:
         order = np.argsort(sources.astype(np.int64) * (int(targets.max()) + 1) + targets, axis=1, kind="stable")
-        sources, targets = (np.take_along_axis(side, order, 1) for side in (sources, targets))
+        sources = np.take_along_axis(sources, order, 1)
+        targets = np.take_along_axis(targets, order, 1)
         shares = [places[rank::num_processes] for rank in range(num_processes)]
-    most = max(map(len, shares))
-    sources, targets = (
-        np.concatenate([np.pad(side[:, share], ((0, 0), (0, most - len(share)))) for share in shares])
-        for side in (sources, targets)
-    )
-    return sources, targets
+    return _in_shares(sources, shares), _in_shares(targets, shares)
+
+
+def _in_shares(lengths: Lengths, shares: Sequence[NDArray[np.int64]]) -> Lengths:
+    """The places of each share in a row, the first of which is the longest."""
+    most = len(shares[0])
+    return np.concatenate([np.pad(lengths[:, share], ((0, 0), (0, most - len(share)))) for share in shares])

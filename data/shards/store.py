@@ -15,7 +15,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,12 @@ class Manifest:
                 root=root / MANIFEST,
                 format=FORMAT,
             )
-        if fault := _fault(content, {"kind": tuple(shard_readers()), **FIELDS}):
+        name = next(_wrong(content, FIELDS, "it"), None)
+        if name is not None:
             raise UserError(
-                "{root}: {fault}; copy the folder again, or delete it and prepare it again",
+                "{root}: {name} is not what belongs there; copy the folder again, or delete it and prepare it again",
                 root=root / MANIFEST,
-                fault=fault,
+                name=name,
             )
         return cls(root, content)
 
@@ -172,41 +173,74 @@ def list_lengths(paths: Sequence[Path], columns: Sequence[str]) -> list[NDArray[
     return [np.concatenate(parts) for parts in found]
 
 
-# what a manifest must hold to be read: a type, a tuple of words, [what each member is], or {name: what it is}; the name
-# "*" stands for every name
-_LENGTHS = {"longest": int, "longest_uncut": int, "mean": float, "histogram": list}
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _is_count(value: Any) -> bool:
+    """Ids, rows and bytes are whole numbers, none below 0."""
+    return type(value) is int and 0 <= value < 2**62
+
+
+def _is_file_name(value: Any) -> bool:
+    """A file in the folder itself, in no other place."""
+    return isinstance(value, str) and value == Path(value).name and value not in ("", ".", "..")
+
+
+def _is_kind(value: Any) -> bool:
+    return value in list(shard_readers())
+
+
+# What a manifest must hold: what a value is, [what each member is], or {name: what it is}; "*" stands for every name.
+_LENGTHS = {"longest": _is_count, "longest_uncut": _is_count, "mean": _is_number, "histogram": _is_list}
 _SPLIT = {
-    "counts": {"*": int}, "lengths": {"*": _LENGTHS}, "parts": [{"name": str, "rows": int, "tokens": int}],
-    "shards": [{"file": str, "rows": int, "crc32": int}],
-}  # fmt: skip
-FIELDS: dict[str, Any] = {
-    "fingerprint": str, "splits": {"*": _SPLIT}, "dropped": {"*": {"count": int, "samples": [str]}},
-    "labels": [str], "label_counts": {"*": [int]},
-    "tokenizer": {"fingerprint": str, "size": int, "pad_id": int, "eos_id": int, "sentinel_ids": [int]},
-}  # fmt: skip
+    "counts": {"*": _is_count},
+    "lengths": {"*": _LENGTHS},
+    "parts": [{"name": _is_text, "rows": _is_count, "tokens": _is_count}],
+    "shards": [{"file": _is_file_name, "rows": _is_count, "crc32": _is_count}],
+}
+_TOKENIZER = {
+    "fingerprint": _is_text,
+    "size": _is_count,
+    "pad_id": _is_count,
+    "eos_id": _is_count,
+    "sentinel_ids": [_is_count],
+}
+FIELDS = {
+    "kind": _is_kind,
+    "fingerprint": _is_text,
+    "splits": {"*": _SPLIT},
+    "dropped": {"*": {"count": _is_count, "samples": [_is_text]}},
+    "labels": [_is_text],
+    "label_counts": {"*": [_is_count]},
+    "tokenizer": _TOKENIZER,
+}
 
 
-def _fault(value: Any, wanted: Any, name: str = "it") -> str:
-    """What a value lacks of what is wanted; empty where nothing."""
-    if isinstance(wanted, dict):
-        if not isinstance(value, dict) or ("*" in wanted and name == "splits" and not value):
-            return say("{name} is not a table of names", name=name)
-        every = [(key, wanted["*"]) for key in value] if "*" in wanted else list(wanted.items())
-        faults = (_fault(value.get(key), what, str(key)) for key, what in every)
-    elif isinstance(wanted, list):
-        if not isinstance(value, list):
-            return say("{name} is not a list", name=name)
-        faults = (_fault(member, wanted[0], name) for member in value)
-    elif isinstance(wanted, tuple):
-        return "" if value in wanted else say("{name} is none of {wanted}", name=name, wanted=join(", ", wanted))
-    elif wanted is int:  # ids, rows and bytes: none is below 0
-        return "" if type(value) is int and 0 <= value < 2**62 else say("{name} is not a whole number", name=name)
-    else:
-        fits = isinstance(value, (int, float) if wanted is float else wanted)
-        if name == "file":  # in the folder itself, no other place
-            fits = fits and value == Path(value).name and value not in ("", ".", "..")
-        return "" if fits else say("{name} is not what belongs there", name=name)
-    return next((fault for fault in faults if fault), "")
+def _wrong(value: Any, expected: Any, name: str) -> Iterator[str]:
+    """The names of what is not as expected in a value."""
+    match expected, value:
+        case {"*": each}, dict():
+            for key, member in value.items():
+                yield from _wrong(member, each, key)
+        case dict(), dict():
+            for key, each in expected.items():
+                yield from _wrong(value.get(key), each, key)
+        case [each], list():
+            for member in value:
+                yield from _wrong(member, each, name)
+        case is_sound, _ if callable(is_sound) and is_sound(value):
+            pass
+        case _:
+            yield name
 
 
 def is_shards(path: str | Path) -> bool:
@@ -224,7 +258,6 @@ def check_shards(*split_dirs: Path) -> None:
     Memory: 1 MiB.
     """
     problems = list[str]()
-    piece = memoryview(bytearray(PIECE_BYTES))
     with ProgressLine(say("checking shards")) as progress:
         for split_dir in split_dirs:
             manifest = Manifest.of(split_dir)
@@ -235,23 +268,29 @@ def check_shards(*split_dirs: Path) -> None:
                 seen = str(path), state.st_size, state.st_mtime_ns
                 if seen in _sound:
                     continue
-                found = 0
-                with io.FileIO(path) as opened:
-                    while size := opened.readinto(piece):
-                        found = zlib.crc32(piece[:size], found)
-                        progress.add(0, size, path.name)
+                checksum = _checksum(path, progress)
                 progress.add(shard["rows"], 0, path.name)
-                if found == shard["crc32"]:
+                if checksum == shard["crc32"]:
                     _sound.add(seen)
-                else:
-                    problems.append(
-                        say(
-                            "{path}: is damaged, its checksum is {found:08x} and was {crc32:08x} when it was written; copy it "
-                            "again, or delete {root} and prepare it again",
-                            path=path,
-                            found=found,
-                            crc32=shard["crc32"],
-                            root=manifest.root,
-                        )
+                    continue
+                problems.append(
+                    say(
+                        "{path}: is damaged, its checksum is {found:08x} and was {crc32:08x} when it was written; copy it "
+                        "again, or delete {root} and prepare it again",
+                        path=path,
+                        found=checksum,
+                        crc32=shard["crc32"],
+                        root=manifest.root,
                     )
+                )
     refuse(problems)
+
+
+def _checksum(path: Path, progress: ProgressLine) -> int:
+    piece = memoryview(bytearray(PIECE_BYTES))
+    checksum = 0
+    with io.FileIO(path) as file:
+        while size := file.readinto(piece):
+            checksum = zlib.crc32(piece[:size], checksum)
+            progress.add(0, size, path.name)
+    return checksum

@@ -10,7 +10,8 @@ import io
 import os
 import zlib
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,46 @@ Column = tuple[NDArray[Any], NDArray[np.int64]]  # ids or labels of many rows en
 BUFFER_BYTES = 1024**2
 SHARD_ROWS = 65536  # of one shard file
 BEFORE_SCHEMA = 8  # bytes of an Arrow file, behind which it reads like a stream
+
+
+class HeldColumn:
+    """The rows of a column that are not written yet.
+
+    Args:
+        dtype: of the stored ids or labels.
+        row_tokens: the rows are one stream, cut into pieces of this length; 0: each row has its own.
+    """
+
+    def __init__(self, dtype: type[np.generic], row_tokens: int) -> None:
+        self.dtype = dtype
+        self.row_tokens = row_tokens
+        self.ids: NDArray[Any] = np.zeros(0, dtype)
+        self.lengths: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        if issubclass(self.dtype, np.integer):
+            ids = np.nan_to_num(ids, nan=IGNORED_LABEL)
+        self.ids = np.concatenate([self.ids, ids.astype(self.dtype)])
+        self.lengths = np.concatenate([self.lengths, lengths])
+        if self.row_tokens:
+            self.lengths = np.full(len(self.ids) // self.row_tokens, self.row_tokens)
+
+    def add_rest(self) -> None:
+        """Make a row of the end of a stream, which is shorter than the others."""
+        rest = len(self.ids) - int(self.lengths.sum())
+        if rest:
+            self.lengths = np.append(self.lengths, rest)
+
+    def take(self, rows: int) -> pa.ListArray:
+        """The first rows, which are no longer held."""
+        lengths = self.lengths[:rows]
+        offsets = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        size = int(offsets[-1])
+        taken = pa.ListArray.from_arrays(pa.array(offsets), pa.array(self.ids[:size]))
+        self.ids = self.ids[size:]
+        self.lengths = self.lengths[rows:]
+        return taken
 
 
 class ShardWriter:
@@ -55,73 +96,58 @@ class ShardWriter:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.format = format
         self.shards: list[dict[str, Any]] = []
-        id_type: type[np.generic] = np.uint16 if vocab_size <= 2**16 else np.int32
-        label_type: type[np.generic] = np.float32 if is_regression else np.int32
-        self._dtypes = [label_type if name == format.label_column else id_type for name in format.columns]
-        fields = [
-            pa.field(name, pa.list_(pa.from_numpy_dtype(dtype)))
-            for name, dtype in zip(format.columns, self._dtypes, strict=True)
-        ]
+        dtypes: dict[str, type[np.generic]]
+        dtypes = dict.fromkeys(format.columns, np.uint16 if vocab_size <= 2**16 else np.int32)
+        if format.label_column:
+            dtypes[format.label_column] = np.float32 if is_regression else np.int32
+        self._columns = [HeldColumn(dtype, format.row_tokens) for dtype in dtypes.values()]
+        fields = [pa.field(name, pa.list_(pa.from_numpy_dtype(dtype))) for name, dtype in dtypes.items()]
         self._schema = pa.schema(fields, metadata={ROWS_PER_BATCH_KEY: str(BATCH_ROWS).encode()})
-        self._held: list[tuple[NDArray[Any], NDArray[np.int64]]] = [
-            (np.zeros(0, dtype), np.zeros(0, np.int64)) for dtype in self._dtypes
-        ]
         self._file: _SummedFile | None = None
         self._arrow: Any = None
-        self._rows, self._attempt = 0, 0  # of the open file
+        self._rows = 0  # of the open file
+        self._attempt = 0  # which its name counts
         if state is not None:
             self._continue_from(state)
 
     def _continue_from(self, state: dict[str, Any]) -> None:
-        self.shards, self._attempt = list(state["shards"]), state["attempt"]
-        self._held = [
-            (np.array(ids, dtype), np.array(lengths, np.int64))
-            for dtype, (ids, lengths) in zip(self._dtypes, state["held"], strict=True)
-        ]
-        earlier, self._attempt = self._open_path(), self._attempt + 1  # the state names the earlier file until the next
+        self.shards = list(state["shards"])
+        self._attempt = state["attempt"]
+        for column, (ids, lengths) in zip(self._columns, state["held"], strict=True):
+            column.add(np.array(ids, column.dtype), np.array(lengths, np.int64))
+        earlier = self._open_path()
+        self._attempt += 1  # the state names the earlier file until the next
         if not state["rows"]:
             return
         if not earlier.exists():  # it was finished after the state
-            earlier = self.folder / f"{len(self.shards):05d}.arrow"
+            earlier = self._finished_path()
         with earlier.open("rb") as file:
             file.seek(BEFORE_SCHEMA)
-            for batch in pa.ipc.open_stream(file):
+            for batch in islice(pa.ipc.open_stream(file), state["rows"] // BATCH_ROWS):
                 self._write(batch)
-                if self._rows >= state["rows"]:
-                    break
         if self._rows != state["rows"]:
             raise ValueError(say("{earlier} is shorter than it was", earlier=earlier))
 
     def _open_path(self) -> Path:
         return self.folder / f"{len(self.shards):05d}.{self._attempt}.tmp"
 
+    def _finished_path(self) -> Path:
+        return self.folder / f"{len(self.shards):05d}.arrow"
+
     def add(self, columns: Sequence[Column]) -> None:
         """Append rows; of a stream, any number of tokens."""
-        for place, (ids, lengths) in enumerate(columns):
-            held_ids, held_lengths = self._held[place]
-            if ids.dtype.kind == "f" and held_ids.dtype.kind == "i":
-                ids = np.nan_to_num(ids, nan=IGNORED_LABEL)
-            ids = np.concatenate([held_ids, ids.astype(self._dtypes[place])])
-            if row_tokens := self.format.row_tokens:
-                lengths = np.full(len(ids) // row_tokens, row_tokens)
-            else:
-                lengths = np.concatenate([held_lengths, lengths])
-            self._held[place] = ids, lengths
-        while len(self._held[0][1]) >= min(BATCH_ROWS, SHARD_ROWS - self._rows):
+        for held, (ids, lengths) in zip(self._columns, columns, strict=True):
+            held.add(ids, lengths)
+        while len(self._columns[0].lengths) >= self._batch_rows():
             self._write(self._next_batch())
 
+    def _batch_rows(self) -> int:
+        return min(BATCH_ROWS, SHARD_ROWS - self._rows)
+
     def _next_batch(self) -> pa.RecordBatch:
-        arrays = []
-        for place, (ids, lengths) in enumerate(self._held):
-            count = min(BATCH_ROWS, SHARD_ROWS - self._rows, len(lengths))
-            offsets = np.zeros(count + 1, np.int32)
-            np.cumsum(lengths[:count], out=offsets[1:])
-            size = int(offsets[-1])
-            arrays.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids[:size])))
-            self._held[place] = ids[size:], lengths[count:]
-        return pa.record_batch(arrays, schema=self._schema)
+        rows = self._batch_rows()
+        return pa.record_batch([column.take(rows) for column in self._columns], schema=self._schema)
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if self._file is None:
@@ -134,19 +160,18 @@ class ShardWriter:
 
     def _finish_shard(self) -> None:
         assert self._file is not None
-        name, path = f"{len(self.shards):05d}.arrow", self._open_path()
+        path = self._finished_path()
         self._arrow.close()
         self._file.close()
-        rename(path, self.folder / name)
-        self.shards.append({"file": name, "rows": self._rows, "crc32": self._file.crc32})
-        self._file, self._rows = None, 0
+        rename(self._open_path(), path)
+        self.shards.append({"file": path.name, "rows": self._rows, "crc32": self._file.crc32})
+        self._file = None
+        self._rows = 0
 
     def finish(self) -> None:
         """Write the rows that are still held."""
-        for place, (ids, lengths) in enumerate(self._held):
-            if rest := len(ids) - int(lengths.sum()):  # of a stream
-                self._held[place] = ids, np.append(lengths, rest)
-        if len(self._held[0][1]):
+        self._columns[0].add_rest()  # A stream has one column.
+        if len(self._columns[0].lengths):
             self._write(self._next_batch())
         if self._rows:
             self._finish_shard()
@@ -156,18 +181,16 @@ class ShardWriter:
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
-        held = [(ids.tolist(), lengths.tolist()) for ids, lengths in self._held]
+        held = [(column.ids.tolist(), column.lengths.tolist()) for column in self._columns]
         return {"shards": self.shards, "attempt": self._attempt, "rows": self._rows, "held": held}
 
     def __enter__(self) -> ShardWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with ExitStack() as stack:
-            if self._file is not None:
-                if any(error):
-                    stack.enter_context(suppress(OSError))
-                stack.callback(self._file.close)
+        if self._file is not None:
+            with suppress(OSError) if any(error) else nullcontext():
+                self._file.close()
 
 
 class _SummedFile(io.BufferedWriter):

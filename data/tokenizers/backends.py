@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 import tokenizers
@@ -72,14 +73,10 @@ class LibraryBackend:
         return self._backend.get_added_tokens_decoder()
 
     @cached_property
-    def special_ids(self) -> frozenset[int]:
-        return frozenset(number for number, token in self.added_tokens().items() if token.special)
-
-    @cached_property
     def prefix_ids(self) -> Sequence[int]:
         encoding = self._backend.encode("a")
-        text_begins = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
-        return encoding.ids[:text_begins]
+        mask = encoding.special_tokens_mask
+        return encoding.ids[: mask.index(0)] if 0 in mask else []
 
     @cached_property
     def _letters(self) -> Mapping[int | None, str]:
@@ -102,14 +99,13 @@ class LibraryBackend:
 
     def encode_but(self, text: str, plain: Collection[str]) -> Ids:
         """Ids of a text in which names of special tokens are these tokens, but for the names in `plain`."""
-        names = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special} - {
-            *plain
-        }
-        pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-        parts = [part for part in re.split(f"({pattern})", text) if part] if names else [text]
-        return np.concatenate(
-            [*(self.encode([part], special=part in names)[0] for part in parts), np.zeros(0, np.int32)]
-        )
+        names = {token.content for token in self.added_tokens().values() if token.special} - {*plain}
+        longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(longest_first)})", text) if names else [text]
+        ids = [np.zeros(0, np.int32)]
+        for part in parts:
+            ids += self.encode([part], special=part in names)
+        return np.concatenate(ids)
 
     def encode_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
         """The same of one text, and for each token the character behind its last one."""
@@ -119,14 +115,19 @@ class LibraryBackend:
 
     def decode(self, ids: Iterable[int], skip: Collection[int]) -> str:
         """Text of ids without those of `skip`; ids that are not known are left out."""
-        text, run = "", list[int]()
-        for number in [*(number for number in ids if number not in skip), None]:
-            if number is not None and number not in self._letters:
-                run.append(number)
-                continue
-            text += self._backend.decode(run, skip_special_tokens=False) + self._letters.get(number, "")
-            run = []
+        text = ""
+        known = [number for number in ids if number not in skip]
+        for letters, run in groupby(known, key=self._letters.get):
+            numbers = list(run)
+            if letters is None:
+                text += self._backend.decode(numbers, skip_special_tokens=False)
+            else:
+                text += letters * len(numbers)
         return text
+
+    def hugging_face_class(self, num_sentinels: int) -> Mapping[str, object]:
+        """What `tokenizer_config.json` says of the class that reads the file."""
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}
 
     def serialized(self) -> bytes:
         self._backend.encode_special_tokens = False

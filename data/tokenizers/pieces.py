@@ -24,35 +24,41 @@ class Pieces:
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._written: list[int] = []
-        self._before = self._shown = 0  # tokens after which the window begins, and those whose text was given
-        self._whole = self._stuck = 0  # letters of the window that are whole, and tokens since there were more of them
+        self._tokens: list[int] = []
+        self._begin = 0  # of the window that is decoded
+        self._end_shown = 0  # behind the last token whose text was given
+        self._whole_letters = 0  # of the window, the most so far
+        self._stuck = 0  # tokens since there were more of them
 
     def push(self, token: int) -> str:
         """What the next token adds to the text; empty where a letter is not whole yet."""
-        self._written.append(token)
-        known, text = self._known(), self._decode(self._written[self._before :])
-        now = len(text.rstrip(BROKEN))  # a token may end one letter and begin the next
-        self._whole, self._stuck = max(self._whole, now), 0 if now > self._whole else self._stuck + 1
-        is_whole = not text.endswith(BROKEN) or self._stuck > LONGEST_LETTER
-        if len(text) <= len(known) or not is_whole:
+        self._tokens.append(token)
+        shown = self._shown()
+        text = self._decode(self._tokens[self._begin :])
+        whole_letters = len(text.rstrip(BROKEN))  # a token may end one letter and begin the next
+        self._stuck += 1
+        if whole_letters > self._whole_letters:
+            self._whole_letters = whole_letters
+            self._stuck = 0
+        is_broken = text.endswith(BROKEN) and self._stuck <= LONGEST_LETTER
+        if is_broken or len(text) <= len(shown):
             return ""
-        self._before, self._shown, self._whole, self._stuck = self._shown, len(self._written), 0, 0
-        return text[len(known) :]
+        self._begin = self._end_shown
+        self._end_shown = len(self._tokens)
+        self._whole_letters = 0
+        self._stuck = 0
+        return text[len(shown) :]
 
     def rest(self) -> str:
         """What is left when no more tokens come."""
-        return self._decode(self._written[self._before :])[len(self._known()) :]
+        return self._decode(self._tokens[self._begin :])[len(self._shown()) :]
 
-    def _known(self) -> str:
-        return self._decode(self._written[self._before : self._shown])
+    def _shown(self) -> str:
+        return self._decode(self._tokens[self._begin : self._end_shown])
 
 
 def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    """Text as its tokens come; see `Pieces`."""
-    made = Pieces(tokenizer.decode_answer)
-    for token in tokens:
-        if piece := made.push(token):
-            yield piece
-    if rest := made.rest():
-        yield rest
+    """Text as its tokens come; see `Pieces`. No piece is empty."""
+    window = Pieces(tokenizer.decode_answer)
+    yield from filter(None, map(window.push, tokens))
+    yield from filter(None, [window.rest()])

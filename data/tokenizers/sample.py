@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import struct
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +63,7 @@ def sample_texts(texts: Iterable[str], sample_bytes: int, folder: str | Path | N
     keys = (key for first in itertools.count(0, 1024) for key in row_keys(0, np.arange(first, first + 1024)).tolist())
     try:
         for key, text in zip(keys, texts, strict=False):  # there are always more keys
-            if key < spool.top:
-                spool.add(key, text[:LONGEST_SAMPLE_CHARS].encode())
+            spool.add(key, text[:LONGEST_SAMPLE_CHARS].encode())
             if spool.bytes > 2 * sample_bytes:
                 spool = spool.cut(sample_bytes)
         if spool.bytes > sample_bytes:
@@ -78,13 +78,16 @@ class _Spool:
     """Rows that wait in a file, all with keys below `top`."""
 
     def __init__(self, folder: str | Path | None, top: int = KEYS) -> None:
-        self.folder, self.top, self.bytes = folder, top, 0
-        place = None if folder is None else str(folder)
-        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=place)  # noqa: SIM115  closed by `close`
+        self.folder = folder
+        self.top = top
+        self.bytes = 0
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # type: ignore[arg-type]  # noqa: SIM115  closed by `close`
 
     def add(self, key: int, data: bytes) -> None:
-        self._file.write(HEAD.pack(key, len(data)) + data)
-        self.bytes += len(data)
+        """Keep a row, unless its key is too high."""
+        if key < self.top:
+            self._file.write(HEAD.pack(key, len(data)) + data)
+            self.bytes += len(data)
 
     def rows(self) -> Iterator[tuple[int, bytes]]:
         self._file.seek(0)
@@ -94,15 +97,15 @@ class _Spool:
 
     def cut(self, most_bytes: int) -> _Spool:
         """Another with the rows of lowest keys that fit, one at least; this one is closed."""
-        sizes, lowest = np.zeros(BINS, np.int64), self.top
+        sizes = np.zeros(BINS, np.int64)
+        lowest = self.top
         for key, data in self.rows():
             sizes[key * BINS // self.top] += len(data)
             lowest = min(lowest, key)
         whole = int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right"))
         fresh = _Spool(self.folder, max(self.top * whole // BINS, lowest + 1))
         for key, data in self.rows():
-            if key < fresh.top:
-                fresh.add(key, data)
+            fresh.add(key, data)
         self.close()
         return fresh
 
@@ -110,7 +113,7 @@ class _Spool:
         self._file.close()
 
 
-def count_words(texts: Iterable[str], split: Callable[[str], Iterable[str]], most_words: int) -> dict[str, int]:
+def count_words(texts: Iterable[str], split: Callable[[str], Iterable[str]], most_words: int) -> Counter[str]:
     """Count the words of all texts.
 
     Args:
@@ -118,21 +121,22 @@ def count_words(texts: Iterable[str], split: Callable[[str], Iterable[str]], mos
     Memory:
         about 170 bytes x most_words.
     """
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for text in texts:
-        for word in split(text):
-            counts[word] = counts.get(word, 0) + 1
+        counts.update(split(text))
         floor = 1
-        while len(counts) > (most_words if floor == 1 else most_words // 2):
+        most = most_words
+        while len(counts) > most:
             for _ in range(ROUNDS):
                 counts = _without_rare(counts, floor)
             floor += 1
+            most = most_words // 2
     return counts
 
 
-def _without_rare(counts: dict[str, int], floor: int) -> dict[str, int]:
+def _without_rare(counts: Counter[str], floor: int) -> Counter[str]:
     """Without words that occurred `floor` times or less; halves of the long ones stand in for them."""
-    left: dict[str, int] = {}
+    left = Counter[str]()
     for word, count in counts.items():
         for part in (word,) if count > floor else _halves(word):
             left[part] = left.get(part, 0) + count
@@ -141,30 +145,29 @@ def _without_rare(counts: dict[str, int], floor: int) -> dict[str, int]:
 
 def _halves(word: str) -> tuple[str, ...]:
     """What may stand in for a rare word; nothing where it is short."""
-    if len(word) <= (PAIR if word[-1] >= _FIRST_UNSPACED else LONG_WORD):
-        return ()
-    return word[: len(word) // 2], word[len(word) // 2 :]
+    longest_whole = PAIR if word[-1] >= _FIRST_UNSPACED else LONG_WORD
+    return (word[: len(word) // 2], word[len(word) // 2 :]) if len(word) > longest_whole else ()
 
 
-def most_frequent(counts: dict[str, int], most: int, size: Callable[[str], int]) -> Words:
+def most_frequent(counts: Counter[str], most: int, size: Callable[[str], int]) -> Words:
     """The words to learn from, most frequent first, within a bound on what they measure together.
 
     Args:
         counts: used up. most: of what `size` gives for all of them.
     """
-    total, floor = sum(map(size, counts)), 1
+    total = sum(map(size, counts))
+    rounds = 0
     while total > most:
-        for _ in range(ROUNDS):
-            rare = sorted(
-                (word for word, count in counts.items() if count <= floor), key=lambda word: (-len(word), word)
-            )
-            for word in rare:
-                if total <= most:
-                    break
-                count = counts.pop(word)
-                total -= size(word)
-                for half in _halves(word):
-                    total += 0 if half in counts else size(half)
-                    counts[half] = counts.get(half, 0) + count
-        floor += 1
+        floor = 1 + rounds // ROUNDS
+        rounds += 1
+        rare = [word for word, count in counts.items() if count <= floor]
+        for word in sorted(rare, key=lambda word: (-len(word), word)):
+            if total <= most:
+                break
+            count = counts.pop(word)
+            total -= size(word)
+            for half in _halves(word):
+                if half not in counts:
+                    total += size(half)
+                counts[half] = counts.get(half, 0) + count
     return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))

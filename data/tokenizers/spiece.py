@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import sentencepiece
@@ -31,6 +33,27 @@ def load_model(proto: bytes, legacy: bool) -> sentencepiece.SentencePieceProcess
     return model
 
 
+def piece_id(model: sentencepiece.SentencePieceProcessor, piece: str) -> int | None:
+    """The id of a piece; None where the model lacks it, for which the library gives that of the unknown token."""
+    number: int = model.piece_to_id(piece)
+    return number if model.id_to_piece(number) == piece else None
+
+
+class TextPart(NamedTuple):
+    """A part of a text: an added token, or what lies between two of them.
+
+    Attributes:
+        token: the id of the added token; None: SentencePiece encodes the part.
+        text: of the part. begin: where it begins in the whole text.
+        anchor: what it is encoded behind; its tokens are left out.
+    """
+
+    token: int | None
+    text: str
+    begin: int
+    anchor: str = ""
+
+
 class SentencePieceBackend:
     """A SentencePiece model with added tokens; see `data.tokenizers.backends.LibraryBackend`.
 
@@ -50,23 +73,21 @@ class SentencePieceBackend:
         added: Mapping[int, AddedToken],
         legacy: bool,
     ) -> None:
-        self._model, self._proto, self._legacy = model, proto, legacy
+        self._model = model
+        self._proto = proto
+        self._legacy = legacy
         self._tokens = added
         self._added = {number: token.content for number, token in added.items()}
-        self._ids = {text: number for number, text in self._added.items()}
-        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self._ids = {text: number for number, text in self._added.items() if text}
+        self._special_ids = {number for number, token in added.items() if token.special}
         self._num_pieces: int = self._model.get_piece_size()
-        # without its blank, SentencePiece also drops one that a part begins with: such parts are encoded behind this one
+        self.size = max([self._num_pieces - 1, *added]) + 1
+        # Without its blank, SentencePiece also drops one that a part begins with: such parts are encoded behind this one.
         self._anchor = str(self._model.id_to_piece(self._model.unk_id()))
-        self._anchor_tokens = len(self._model.encode(self._anchor))
-        # finds added tokens as `tokenizer.json` would (longest first, blanks beside them); all between two is one token, 0
+        self._anchor_tokens = {"": 0, self._anchor: len(self._model.encode(self._anchor))}
+        # It finds added tokens as `tokenizer.json` would (longest first, blanks beside them); all between two is token 0.
         self._splitter = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
-        self._splitter.add_special_tokens([token for token in added.values() if token.special])
-        self._splitter.add_tokens([token for token in added.values() if not token.special])
-
-    @property
-    def size(self) -> int:
-        return max([self._num_pieces - 1, *self._added]) + 1
+        self._splitter.add_tokens(sorted(added.values(), key=lambda token: not token.special))
 
     def added_tokens(self) -> Mapping[int, AddedToken]:
         return self._tokens
@@ -77,85 +98,87 @@ class SentencePieceBackend:
         return hashlib.sha256(self._proto + repr(about).encode("utf8", "replace")).hexdigest()
 
     def token_to_id(self, token: str) -> int | None:
-        if token in self._ids:
-            return self._ids[token]
-        number: int = self._model.piece_to_id(token)
-        return number if self._model.id_to_piece(number) == token else None  # what it lacks has the unknown token's id
+        return self._ids.get(token, piece_id(self._model, token))
 
     def id_to_token(self, number: int) -> str | None:
-        if number in self._added:
-            return self._added[number]
-        return str(self._model.id_to_piece(number)) if 0 <= number < self._num_pieces else None
+        if 0 <= number < self._num_pieces:
+            return self._added.get(number, str(self._model.id_to_piece(number)))
+        return self._added.get(number)
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Ids]:
-        return self._encode([self._parts(text, special) for text in texts])
+        return self._encode([self._parts(text, special, self._ids) for text in texts])
 
     def encode_but(self, text: str, plain: Collection[str]) -> Ids:
-        return self._encode([self._parts(text, True, plain)])[0]
+        ids = {name: number for name, number in self._ids.items() if name not in plain}
+        return self._encode([self._parts(text, True, ids)])[0]
 
-    def _encode(self, rows: list[list[tuple[int | None, str, str, int]]]) -> list[Ids]:
-        plain = [anchor + part for row in rows for token, anchor, part, _ in row if token is None]
-        encoded = iter(self._model.encode(plain, return_type="numpy", num_threads=1))
-        found = []
-        for row in rows:
-            pieces = [np.zeros(0, np.int32)]
-            for token, anchor, _, _ in row:
-                ids = next(encoded)[self._anchor_tokens * bool(anchor) :] if token is None else [token]
-                pieces.append(np.asarray(ids, np.int32))
-            found.append(np.concatenate(pieces))
-        return found
+    def _encode(self, rows: Sequence[Sequence[TextPart]]) -> list[Ids]:
+        texts = [part.anchor + part.text for row in rows for part in row if part.token is None]
+        encoded = iter(self._model.encode(texts, return_type="numpy", num_threads=1))
+
+        def ids_of(part: TextPart) -> Ids:
+            if part.token is not None:
+                return np.array([part.token], np.int32)
+            ids: Ids = next(encoded)[self._anchor_tokens[part.anchor] :]
+            return ids
+
+        return [np.concatenate([np.zeros(0, np.int32), *map(ids_of, row)]) for row in rows]
 
     def encode_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
         ids, ends = list[int](), list[int]()
-        for token, anchor, part, begin in self._parts(text, special):
-            if token is None:
-                encoded = self._model.encode(anchor + part, return_type="offset_mapping")
-                first = self._anchor_tokens * bool(anchor)
+        for part in self._parts(text, special, self._ids):
+            if part.token is None:
+                encoded = self._model.encode(part.anchor + part.text, return_type="offset_mapping")
+                first = self._anchor_tokens[part.anchor]
                 ids += encoded["ids"][first:]
-                ends += [begin - len(anchor) + end for _, end in encoded["offsets"][first:]]
+                ends += [part.begin - len(part.anchor) + end for _, end in encoded["offsets"][first:]]
             else:
-                ids.append(token)
-                ends.append(begin + len(part))
+                ids.append(part.token)
+                ends.append(part.begin + len(part.text))
         return np.array(ids, np.int32), np.array(ends, np.int64)
 
     def decode(self, ids: Iterable[int], skip: Collection[int]) -> str:
-        text, run = "", list[int]()
-        for number in [*(number for number in ids if number not in skip), None]:
-            if number is not None and number not in self._added:
-                if 0 <= number < self._num_pieces:
-                    run.append(number)
+        known = [number for number in ids if number not in skip and self.id_to_token(number) is not None]
+        text = ""
+        for added, run in groupby(known, key=self._added.get):
+            numbers = list(run)
+            if added is not None:
+                text += added * len(numbers)
                 continue
-            if run:  # the library leaves out the blank that a text begins with
-                blank = text and self._legacy and str(self._model.id_to_piece(run[0])).startswith(BLANK)
-                text, run = text + " " * bool(blank) + self._model.decode(run), []
-            text += self._added[number] if number is not None else ""
+            if text and self._legacy and str(self._model.id_to_piece(numbers[0])).startswith(BLANK):
+                text += " "  # the library leaves out the blank that a text begins with
+            text += self._model.decode(numbers)
         return text
+
+    def hugging_face_class(self, num_sentinels: int) -> Mapping[str, object]:
+        return {"tokenizer_class": "T5Tokenizer", "extra_ids": num_sentinels}
 
     def serialized(self) -> bytes:
         return self._proto
 
-    def _parts(self, text: str, special: bool, plain: Collection[str] = ()) -> list[tuple[int | None, str, str, int]]:
-        """The id of an added token, or None; what is encoded before the part; the part; and where it begins.
+    def _parts(self, text: str, special: bool, ids: Mapping[str, int]) -> list[TextPart]:
+        """A text cut at its added tokens.
 
         Args:
-            plain: names of tokens that are text here.
+            special: whether names of special tokens are these tokens. ids: name -> id of the tokens; all else is text.
         """
-        if not self._legacy:
-            text = BLANK + text.replace(BLANK, " ")
+        if self._legacy:
+            return self._cut(text, special, ids)
+        parts = self._cut(BLANK + text.replace(BLANK, " "), special, ids)
+        # The blank that was put before the text is none before a special token.
+        if len(parts) > 1 and parts[0].text == BLANK and parts[1].token in self._special_ids:
+            parts = parts[1:]
+        anchors = [self._anchor if part.text.startswith((BLANK, " ")) else "" for part in parts]
+        return [part._replace(begin=part.begin - 1, anchor=anchor) for part, anchor in zip(parts, anchors, strict=True)]
+
+    def _cut(self, text: str, special: bool, ids: Mapping[str, int]) -> list[TextPart]:
         self._splitter.encode_special_tokens = not special
         split = self._splitter.encode(text, add_special_tokens=False)
-        spans: list[tuple[int | None, int, int]] = []
-        for number, (begin, end) in zip(split.ids, split.offsets, strict=True):
-            name = str(self._splitter.id_to_token(number)) if number else None
-            token = None if name is None or name in plain else self._ids[name]
-            if token is None and spans and spans[-1][0] is None:
-                spans[-1] = (None, spans[-1][1], end)
-            else:
-                spans.append((token, begin, end))
-        if not self._legacy and len(spans) > 1 and text[: spans[0][2]] == BLANK and spans[1][0] in self.special_ids:
-            spans = spans[1:]  # the blank before a text, not before a token
-        parts = []
-        for token, begin, end in spans:
-            anchored = not self._legacy and token is None and text[begin] in (BLANK, " ")
-            parts.append((token, self._anchor * anchored, text[begin:end], begin - (not self._legacy)))
+        tokens = [ids.get(str(self._splitter.id_to_token(number))) for number in split.ids]
+        parts = list[TextPart]()
+        for token, (begin, end) in zip(tokens, split.offsets, strict=True):
+            # A name that is text here is one part with the text beside it.
+            if token is None and parts and parts[-1].token is None:
+                begin = parts.pop().begin
+            parts.append(TextPart(token, text[begin:end], begin))
         return parts

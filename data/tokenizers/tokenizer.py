@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 
 from data.text.templates import Template
-from data.tokenizers.backends import TOKENIZER_FILE, Ids, LibraryBackend, failure_is_user_error
-from data.tokenizers.published import CONFIG_FILE, EOS, MAIN_FILES, PAD, SPECIAL_FILE, UNK, Published, read_published
+from data.tokenizers.backends import TOKENIZER_FILE, Ids, failure_is_user_error
+from data.tokenizers.published import EOS, MAIN_FILES, PAD, UNK, Published, read_published
+from data.tokenizers.stated_tokens import CONFIG_FILE, SPECIAL_FILE
 from language import say
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 
 ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token
 OVERLAP_CHARS = 4096  # that two parts of a longer text share
 MOST_IDS = 2**24  # tables of a byte or a row an id are made; no published vocabulary has more than 2^20
+BLANKS = ("▁", "Ġ")  # as tokens write a blank
 RARE_LETTER = "\ua66e"  # it occurs once in one old manuscript: in no vocabulary
 JINJA_FILE = "chat_template.jinja"
 
@@ -38,53 +38,65 @@ class Tokenizer:
     """Encodes and decodes text. Build it with `Tokenizer.load`, or train one with `data.tokenizers.training`.
 
     Args:
-        found: as it was read, or a library's tokenizer with T5's names.
-        template: the words around prompts that a model with this tokenizer was trained with; ids do not depend on it.
+        published: as it was read, or made with T5's names.
     Raises:
         UserError: a special token is missing, or ids are absurd; on use, its own rules fail at a text.
+
+    Attributes:
+        template: the words around prompts that a model with this tokenizer was trained with; ids do not depend on it.
     """
 
-    def __init__(self, found: Published | tokenizers.Tokenizer, template: Template | None = None) -> None:
-        if isinstance(found, tokenizers.Tokenizer):
-            found = Published(LibraryBackend(found), Path("tokenizer"), {})
-        self._published, self.backend, place = found, found.backend, found.path
-        self.template = template or Template()
-        self._failing = say("{place}: fails at a text", place=place)
-        self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK} | found.names
+    def __init__(self, published: Published) -> None:
+        self._published = published
+        self.backend = published.backend
+        self.template = Template()
+        self._failing = say("{place}: fails at a text", place=published.path)
+        self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK, **published.names}
         self.size = self.backend.size  # the highest id and 1: a model needs at least that many embedding rows
         if self.size > MOST_IDS:
             raise UserError(
                 "{place}: has ids up to {size:,}; allowed: {most_ids:,} ids, name another",
-                place=place,
+                place=published.path,
                 size=self.size - 1,
                 most_ids=MOST_IDS,
             )
-        ids = {role: self.backend.token_to_id(token) for role, token in self.names.items()}
-        named = self._named_sentinels
-        self.sentinel_ids = named if found.sentinel_ids is None else tuple(found.sentinel_ids)
-        self._roles = frozenset(number for number in ids.values() if number is not None)
-        self._special = self._roles | frozenset(self.backend.special_ids) | frozenset(named)
-        self._role_name = re.compile("|".join(map(re.escape, self.names.values())))
-        self.unk_id = ids["unk_token"]
+        numbers = zip(self.names, map(self.backend.token_to_id, self.names.values()), strict=True)
+        ids = {role: number for role, number in numbers if number is not None}
+        self.unk_id = ids.get("unk_token")
         with failure_is_user_error(self._failing):
             self._prefix = np.array(self.backend.prefix_ids, np.int32)
-        missing = [role for role in ("pad_token", "eos_token") if ids[role] is None]
-        missing += ["unk_token"] if self.unk_id is None and not self._spells_all else []
-        if missing:
-            raise UserError(
-                *(
-                    say(
-                        "{place}: has no {names} ({role}); a T5 tokenizer is needed, train one or leave --tokenizer_dir auto",
-                        place=place,
-                        names=self.names[role],
-                        role=role,
-                    )
-                    for role in missing
-                )
+            (rare,) = self.backend.encode([RARE_LETTER], special=False)
+        # Whether bytes spell what is no piece or word, so that no text has unknown tokens:
+        self._spells_all = len(rare) > 0 and self.unk_id not in rare
+        begins_with_blank = len(rare) > 1 and self.backend.id_to_token(int(rare[0])) in BLANKS
+        # The token of the blank that the tokenizer puts before every text and word; None where it puts none:
+        self.blank_id = int(rare[0]) if begins_with_blank else None
+        needed = ["pad_token", "eos_token"] if self._spells_all else ["pad_token", "eos_token", "unk_token"]
+        problems = [
+            say(
+                "{place}: has no {names} ({role}); a T5 tokenizer is needed, train one or leave --tokenizer_dir auto",
+                place=published.path,
+                names=self.names[role],
+                role=role,
             )
-        self.pad_id, self.eos_id = int(ids["pad_token"] or 0), int(ids["eos_token"] or 0)
-        self._reserved = np.zeros(self.size, bool)
-        self._reserved[[self.pad_id, self.eos_id, *named]] = True
+            for role in needed
+            if role not in ids
+        ]
+        refuse(problems)
+        self.pad_id = ids["pad_token"]
+        self.eos_id = ids["eos_token"]
+
+        # mT5's files call them ▁<extra_id_0>, ...
+        self._sentinels = self._numbered("<extra_id_{}>") or self._numbered("▁<extra_id_{}>")
+        sentinels = tuple(self._sentinels.values())
+        self.sentinel_ids = tuple(published.mask_ids) or sentinels
+        self._roles = frozenset(ids.values())
+        special = {number for number, token in self.backend.added_tokens().items() if token.special}
+        self._special = self._roles.union(special, sentinels)
+        self._role_name = re.compile("|".join(map(re.escape, self.names.values())))
+        every_id = np.arange(self.size)
+        self._is_reserved = np.isin(every_id, [self.pad_id, self.eos_id, *sentinels])
+        self._is_named_role = np.isin(every_id, list(self._roles - {self.unk_id}))
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -93,8 +105,9 @@ class Tokenizer:
         Raises:
             UserError: there is none, it is broken, or it lacks a special token.
         """
-        found = read_published(folder)
-        return cls(found, Template.read(found.path.parent))
+        tokenizer = cls(read_published(folder))
+        tokenizer.template = Template.read(tokenizer._published.path.parent) or Template()
+        return tokenizer
 
     def save(self, folder: str | Path) -> None:
         """Write the files that the tokenizer was read from, or those that Hugging Face's `AutoTokenizer` reads."""
@@ -105,15 +118,14 @@ class Tokenizer:
         given = files[JINJA_FILE].decode() if JINJA_FILE in files else config.get("chat_template")
         if words != given:  # the template that prompts were worded by counts
             files.pop(JINJA_FILE, None)
-            config.pop("chat_template", None)
-            config |= {} if words is None else {"chat_template": words}
             files.pop(CONFIG_FILE, None)
+            config["chat_template"] = words
+        if words is None:
+            config.pop("chat_template", None)
         files.setdefault(CONFIG_FILE, _json(config))
         for name in {*MAIN_FILES, JINJA_FILE} - files.keys():  # of another tokenizer that was there
             (folder / name).unlink(missing_ok=True)
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        self.template.save(folder)
+        self._write(files, folder)
 
     def save_extended(self, tokens: Iterable[str], folder: str | Path) -> None:
         """Write the tokenizer with further tokens: as `add_tokens` of transformers, they take the next
@@ -122,21 +134,25 @@ class Tokenizer:
         Raises:
             UserError: the library gives them other ids.
         """
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         files, config = self._files()
         new = [token for token in dict.fromkeys(tokens) if self.token_to_id(token) is None]
         added = dict(self.backend.added_tokens())
         added |= {number: AddedToken(token, normalized=False) for number, token in enumerate(new, self.size)}
         if self._published.path.name == CONFIG_FILE:  # bytes: transformers takes no further tokens beside `extra_ids`
             config |= {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}
-            config["additional_special_tokens"] = self._sentinel_names()
+            config["additional_special_tokens"] = list(self._sentinels)
         # where it is there, transformers reads no other list of added tokens
         config["added_tokens_decoder"] = {str(number): _described(token) for number, token in sorted(added.items())}
-        for name, content in {**files, CONFIG_FILE: _json(config)}.items():
-            Path(folder, name).write_bytes(content)
+        self._write({**files, CONFIG_FILE: _json(config)}, folder)
         if TOKENIZER_FILE in files:  # it alone counts in other programs
             extended = read_published(folder).backend.serialized()
-            Path(folder, TOKENIZER_FILE).write_bytes(extended)
+            (folder / TOKENIZER_FILE).write_bytes(extended)
+
+    def _write(self, files: Mapping[str, bytes], folder: Path) -> None:
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
         self.template.save(folder)
 
     def _files(self) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -145,15 +161,12 @@ class Tokenizer:
         if not self._published.is_in_files:
             files[self.backend.file_name] = self.backend.serialized()
         if not self._published.files:
-            files[SPECIAL_FILE] = _json({**self.names, "additional_special_tokens": self._sentinel_names()})
+            files[SPECIAL_FILE] = _json({**self.names, "additional_special_tokens": list(self._sentinels)})
         return files, json.loads(files[CONFIG_FILE]) if CONFIG_FILE in files else self._hugging_face_config()
 
     def _hugging_face_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = {**self.names, "additional_special_tokens": self._sentinel_names()}
-        if isinstance(self.backend, LibraryBackend):
-            config["tokenizer_class"] = "PreTrainedTokenizerFast"
-        else:
-            config |= {"tokenizer_class": "T5Tokenizer", "extra_ids": self.num_sentinels}
+        config: dict[str, Any] = {**self.names, "additional_special_tokens": list(self._sentinels)}
+        config |= self.backend.hugging_face_class(self.num_sentinels)
         config |= {"clean_up_tokenization_spaces": False, "model_max_length": 10**30}
         config["model_input_names"] = ["input_ids", "attention_mask"]  # before 5.0 it gave token_type_ids besides
         return config
@@ -170,7 +183,7 @@ class Tokenizer:
     @property
     def has_own_masks(self) -> bool:
         """Whether the masks of span corruption are others than <extra_id_0>, <extra_id_1>, ..., as ByT5's are."""
-        return self.sentinel_ids != self._named_sentinels
+        return self.sentinel_ids != tuple(self._sentinels.values())
 
     def token_to_id(self, token: str) -> int | None:
         return self.backend.token_to_id(token)
@@ -190,15 +203,14 @@ class Tokenizer:
         Memory:
             some hundred bytes per token of 256 Ki characters, whatever the number of texts.
         """
-        found: list[Ids] = []
-        for group in _groups(texts):
-            with failure_is_user_error(self._failing):
-                if len(group[0]) > ENCODE_CHARS:
-                    encoded = [self._parts_with_ends(group[0], special)[0]]
+        encoded = list[Ids]()
+        with failure_is_user_error(self._failing):
+            for group in _groups(texts):
+                if max(map(len, group), default=0) > ENCODE_CHARS:
+                    encoded.append(self._parts_with_ends(group[0], special)[0])
                 else:
-                    encoded = self.backend.encode(group, special)
-            found += encoded if special else map(self._spelt, encoded)
-        return found
+                    encoded += self.backend.encode(group, special)
+        return encoded if special else [self._spelt(ids, self._is_reserved) for ids in encoded]
 
     def encode_prompts(self, texts: Sequence[str], is_chat: bool = False) -> list[Ids]:
         """Encode prompts or answers, without end of text: the one way for training, evaluation and every answering command.
@@ -211,20 +223,14 @@ class Tokenizer:
         Returns:
             one (N,) int32 array per text, begun by what the tokenizer puts before every text, such as CodeT5's `<s>`.
         """
-        plain = [is_chat or self._role_name.search(text) is None for text in texts]
-        encoded = iter(self.encode_batch([text for text, kept in zip(texts, plain, strict=True) if kept], special=True))
-        found = []
-        for text, kept in zip(texts, plain, strict=True):
-            if kept:
-                found.append(next(encoded))
-                continue
-            with failure_is_user_error(self._failing):
-                ids = self.backend.encode_but(text, self.names.values())
-            # a Unigram vocabulary may match the names of roles itself; sentinels it may
-            found.append(self._spelt(ids, self._roles - {self.unk_id}))
-        if not self._prefix.size:
-            return found
-        return [np.concatenate([self._prefix, ids]) for ids in found]
+        encoded = self.encode_batch(texts, special=True)
+        for number, text in enumerate(texts):
+            if not is_chat and self._role_name.search(text):
+                with failure_is_user_error(self._failing):
+                    ids = self.backend.encode_but(text, self.names.values())
+                # A Unigram vocabulary may match the names of roles itself; those of sentinels it may.
+                encoded[number] = self._spelt(ids, self._is_named_role)
+        return [np.concatenate([self._prefix, ids]) for ids in encoded]
 
     def encode_with_ends(self, text: str) -> tuple[Ids, NDArray[np.int64]]:
         """Encode one text as `AutoTokenizer` does, without end of text: its ids, and for each the character behind its last one."""
@@ -246,37 +252,23 @@ class Tokenizer:
 
     def _decode(self, ids: Iterable[int], skip: frozenset[int]) -> str:
         with failure_is_user_error(self._failing):
-            return self.backend.decode([int(number) for number in ids], skip)
+            return self.backend.decode(map(int, ids), skip)
 
-    @cached_property
-    def _spells_all(self) -> bool:
-        """Whether bytes spell what is no piece or word, so that no text has unknown tokens."""
-        with failure_is_user_error(self._failing):
-            (ids,) = self.backend.encode([RARE_LETTER], special=False)
-        return len(ids) > 0 and self.unk_id not in ids
-
-    @cached_property
-    def blank_id(self) -> int | None:
-        """The token of the blank that the tokenizer puts before every text and word; None where it puts none."""
-        with failure_is_user_error(self._failing):
-            (ids,) = self.backend.encode([RARE_LETTER], special=False)
-        is_blank = len(ids) > 1 and self.backend.id_to_token(int(ids[0])) in ("▁", "Ġ")
-        return int(ids[0]) if is_blank else None
-
-    def _spelt(self, ids: Ids, names: Collection[int] | None = None) -> Ids:
+    def _spelt(self, ids: Ids, is_name: NDArray[np.bool_]) -> Ids:
         """Spell special tokens whose names the model itself matches in a text, as old Unigram vocabularies do.
 
         Args:
-            names: ids of these tokens; None: padding, end and sentinels.
+            is_name: (size,) whether an id is one of these tokens.
         """
-        found = self._reserved[ids] if names is None else np.isin(ids, list(names))
-        if not found.any():
+        if not is_name[ids].any():
             return ids
-        spelt = list[int]()
-        for number, is_name in zip(ids.tolist(), found, strict=True):
-            letters = map(self.backend.token_to_id, self.backend.id_to_token(number) or "") if is_name else [number]
-            spelt += [int(self.unk_id or 0) if letter is None else letter for letter in letters]
-        return np.array(spelt, np.int32)
+        spelt = list[int | None]()
+        for number in ids.tolist():
+            if is_name[number]:
+                spelt += map(self.backend.token_to_id, str(self.backend.id_to_token(number)))
+            else:
+                spelt.append(number)
+        return np.array([self.unk_id or 0 if number is None else number for number in spelt], np.int32)
 
     def _parts_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
         """Put the ids of a long text together from parts that overlap, each cut where both have a token's end."""
@@ -296,19 +288,12 @@ class Tokenizer:
             ids, ends = more[first:], more_ends[first:]
         return np.concatenate([*found, ids]), np.concatenate([*found_ends, ends])
 
-    def _sentinel_names(self) -> list[str]:
-        return [self.backend.id_to_token(number) or "" for number in self._named_sentinels]
-
-    @cached_property
-    def _named_sentinels(self) -> tuple[int, ...]:
-        """Ids of <extra_id_0>, <extra_id_1>, ..., which mT5's files call ▁<extra_id_0>, ..."""
-        sentinels = list[int]()
-        while True:
-            named = (self.backend.token_to_id(f"{blank}<extra_id_{len(sentinels)}>") for blank in ("", "▁"))
-            token = next((token for token in named if token is not None), None)
-            if token is None:
-                return tuple(sentinels)
-            sentinels.append(token)
+    def _numbered(self, name: str) -> dict[str, int]:
+        """Name -> id of tokens that are named by 0, 1, ..., up to the first that there is not."""
+        ids = dict[str, int]()
+        while (number := self.backend.token_to_id(name.format(len(ids)))) is not None:
+            ids[name.format(len(ids))] = number
+        return ids
 
 
 @dataclass(frozen=True)
@@ -339,10 +324,10 @@ def quality(tokenizer: Tokenizer, texts: Iterable[str]) -> Quality:
     chars = tokens = unknown = 0
     texts = iter(texts)
     while batch := list(islice(texts, 256)):
-        encoded = tokenizer.encode_batch(batch)
+        ids = np.concatenate(tokenizer.encode_batch(batch))
         chars += sum(map(len, batch))
-        tokens += sum(map(len, encoded))
-        unknown += sum(int((ids == tokenizer.unk_id).sum()) for ids in encoded)
+        tokens += len(ids)
+        unknown += int((ids == tokenizer.unk_id).sum())
     return Quality(chars, tokens, unknown)
 
 
@@ -356,14 +341,13 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts in their order, as many together as have `ENCODE_CHARS`; a longer one alone."""
+    """Texts in their order, as many together as have `ENCODE_CHARS`; a longer one alone. A group may be empty."""
     group: list[str] = []
     chars = 0
     for text in texts:
-        if group and chars + len(text) > ENCODE_CHARS:
+        if chars + len(text) > ENCODE_CHARS:
             yield group
             group, chars = [], 0
         group.append(text)
         chars += len(text)
-    if group:
-        yield group
+    yield group

@@ -12,30 +12,43 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from data.tokenizers.published import EOS, NUM_SENTINELS, PAD, UNK, byte_backend, end_with, special
+from data.tokenizers.backends import LibraryBackend
+from data.tokenizers.published import EOS, NUM_SENTINELS, PAD, UNK, Published, byte_backend, end_with, sentinels
 from data.tokenizers.sample import LARGE, UNSPACED, TrainingLimits, Words, count_words, most_frequent, sample_texts
+from data.tokenizers.stated_tokens import special
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
 
 SPECIAL = [PAD, EOS, UNK]
+SPECIAL_TOKENS = list(map(special, SPECIAL))
 AMINO_ACIDS = "ALGVSREDTIPKFQNYMHWCXBOUZ"  # by number as in ProtT5
 ASCII = [chr(code) for code in range(33, 127)]
 SMALLEST_VOCABULARY = {
-    "bpe": 256 + len(SPECIAL) + NUM_SENTINELS + 1, "unigram": 640, "byte": 384, "words": len(SPECIAL) + NUM_SENTINELS + 1,
+    "bpe": 256 + len(SPECIAL) + NUM_SENTINELS + 1,
+    "unigram": 640,
+    "byte": 384,
+    "words": len(SPECIAL) + NUM_SENTINELS + 1,
     "letters": len(SPECIAL) + len(AMINO_ACIDS) + NUM_SENTINELS,
-}  # fmt: skip
+}
 LETTER_COVERAGE = 0.9995  # of Unigram, as in SentencePiece
 LONGEST_RUN = 16  # letters of a script without spaces that count as one word
 END, AT_ONCE = "\0", 4096  # of a word, and how often it stands in one text, where words are handed to a trainer
 
 
 def train_tokenizer(
-    texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int, source: str = "--train_file",
-    limits: TrainingLimits = LARGE, folder: str | Path | None = None, added: Sequence[str] = (),
-) -> Tokenizer:  # fmt: skip
+    texts: Iterable[str],
+    kind: str,
+    vocab_size: int,
+    sample_bytes: int,
+    source: str = "--train_file",
+    limits: TrainingLimits = LARGE,
+    folder: str | Path | None = None,
+    added: Sequence[str] = (),
+) -> Tokenizer:
     """Train a tokenizer.
 
     Args:
@@ -60,10 +73,9 @@ def train_tokenizer(
     if not counts:
         raise UserError("{source}, holds no text to train a tokenizer on; give a file with text", source=source)
     backend = _TRAINERS[kind](counts, vocab_size - NUM_SENTINELS, limits)
-    backend.add_special_tokens([special(word) for word in added])
-    backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
+    backend.add_tokens([*map(special, added), *reversed(sentinels(NUM_SENTINELS))])
     end_with(backend, EOS)
-    return Tokenizer(backend)
+    return Tokenizer(Published(LibraryBackend(backend)))
 
 
 def check_vocabulary(kind: str, vocab_size: int) -> None:
@@ -82,19 +94,18 @@ def check_vocabulary(kind: str, vocab_size: int) -> None:
         )
 
 
-def _learn(backend: Backend, trainer: trainers.Trainer, words: Words, cut: pre_tokenizers.PreTokenizer | None) -> None:
+def _learn(backend: Backend, trainer: trainers.Trainer, words: Words, *cut: pre_tokenizers.PreTokenizer) -> None:
     """Train on words as often as they occurred; `cut` is what the model's letters need."""
-    apart = pre_tokenizers.Split(END, "removed")
-    backend.pre_tokenizer = apart if cut is None else pre_tokenizers.Sequence([apart, cut])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(END, "removed"), *cut])
     parts = ((word + END) * min(AT_ONCE, count - done) for word, count in words for done in range(0, count, AT_ONCE))
     backend.train_from_iterator(parts, trainer)
 
 
-def _train_bpe(counts: dict[str, int], vocab_size: int, limits: TrainingLimits) -> Backend:
+def _train_bpe(counts: Counter[str], vocab_size: int, limits: TrainingLimits) -> Backend:
     backend = Backend(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[special(token) for token in SPECIAL],
+        special_tokens=SPECIAL_TOKENS,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -105,72 +116,70 @@ def _train_bpe(counts: dict[str, int], vocab_size: int, limits: TrainingLimits) 
     return backend
 
 
-def _train_words(counts: dict[str, int], vocab_size: int, limits: TrainingLimits) -> Backend:
+def _train_words(counts: Counter[str], vocab_size: int, limits: TrainingLimits) -> Backend:
     """The most frequent words, whole. Without a decoder the library joins words by spaces."""
     backend = Backend(models.WordLevel(unk_token=UNK))
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size, special_tokens=[special(token) for token in SPECIAL], show_progress=False
-    )
-    # a word that is called like a special token would take its place, and shift the ids of all behind it
-    words = {word: count for word, count in counts.items() if word not in SPECIAL}
-    _learn(backend, trainer, most_frequent(words, limits.bpe_bytes, len), None)
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, show_progress=False)
+    # A word that is called like a special token would take its place, and shift the ids of all behind it.
+    for word in SPECIAL:
+        counts.pop(word, None)
+    _learn(backend, trainer, most_frequent(counts, limits.bpe_bytes, len))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return backend
 
 
-def _train_letters(counts: dict[str, int], vocab_size: int, limits: TrainingLimits) -> Backend:
+def _train_letters(counts: Counter[str], vocab_size: int, limits: TrainingLimits) -> Backend:
     others = sorted(counts.keys() - set(AMINO_ACIDS), key=lambda letter: (-counts[letter], letter))
     pieces = [*SPECIAL, *AMINO_ACIDS, *others][:vocab_size]
     backend = Backend(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token=UNK))
-    backend.add_special_tokens([special(token) for token in SPECIAL])
+    backend.add_tokens(SPECIAL_TOKENS)
     each = pre_tokenizers.Split(Regex("."), "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), each])
     backend.decoder = decoders.Fuse()
     return backend
 
 
-def _train_unigram(counts: dict[str, int], vocab_size: int, limits: TrainingLimits) -> Backend:
+def _train_unigram(counts: Counter[str], vocab_size: int, limits: TrainingLimits) -> Backend:
     """Pieces by likelihood (Kudo 2018), with 256 byte pieces so that no character is unknown."""
     byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
     counts = _without_rare_letters(counts, (vocab_size - len(byte_pieces) - len(ASCII)) // 2)
     backend = Backend(models.Unigram())
     trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size - len(byte_pieces), special_tokens=SPECIAL, unk_token=UNK, show_progress=False,
+        vocab_size=vocab_size - len(byte_pieces),
+        special_tokens=SPECIAL,
+        unk_token=UNK,
+        show_progress=False,
         initial_alphabet=ASCII,  # so that a literal <0x41> need not be read as a byte
-    )  # fmt: skip
-    _learn(backend, trainer, most_frequent(counts, limits.unigram_letters, len), None)
-    vocabulary = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
+    )
+    _learn(backend, trainer, most_frequent(counts, limits.unigram_letters, len))
     scores: dict[str, float] = dict(json.loads(backend.to_str())["model"]["vocab"])
     never = min(scores.values()) - 100.0  # for pieces that a text must not match literally
-    pieces = [(piece, never if piece in SPECIAL else scores[piece]) for piece, _ in vocabulary]
-    pieces += [(piece, never) for piece in byte_pieces]
+    scores |= dict.fromkeys(SPECIAL, never)
+    by_id = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
+    pieces = [(piece, scores[piece]) for piece, _ in by_id] + [(piece, never) for piece in byte_pieces]
     bytewise = Backend(models.Unigram(pieces, unk_id=SPECIAL.index(UNK), byte_fallback=True))
-    bytewise.add_special_tokens([special(token) for token in SPECIAL])
+    bytewise.add_tokens(SPECIAL_TOKENS)
     # no blank is put before a text: what is decoded is what was encoded, also where a text is encoded in parts
     bytewise.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     bytewise.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return bytewise
 
 
-def _without_rare_letters(counts: dict[str, int], num_letters: int) -> dict[str, int]:
+def _without_rare_letters(counts: Counter[str], num_letters: int) -> Counter[str]:
     """Cut words at letters outside `LETTER_COVERAGE` of the text or beyond `num_letters`; bytes spell them later."""
-    letters: Counter[str] = Counter()
+    letters = Counter[str]()
     for word, count in counts.items():
         for letter in word:
             letters[letter] += count
-    wanted = LETTER_COVERAGE * letters.total()
-    rare = {}
-    for rank, (letter, count) in enumerate(letters.most_common()):
-        if wanted <= 0 or rank >= num_letters:
-            rare[ord(letter)] = " "
-        wanted -= count
-    if not rare:
-        return counts
-    left: dict[str, int] = {}
+    common = letters.most_common()
+    covered = np.cumsum([count for _, count in common])
+    num_kept = min(1 + int(np.searchsorted(covered, LETTER_COVERAGE * letters.total())), max(num_letters, 0))
+    rare = {ord(letter): " " for letter, _ in common[num_kept:]}
+    left = Counter[str]()
     for word, count in counts.items():
         for part in word.translate(rare).split(" "):
-            if part:
-                left[part] = left.get(part, 0) + count
+            left[part] += count
+    del left[""]
     return left
 
 
@@ -192,4 +201,4 @@ _TRAINERS = {"bpe": _train_bpe, "unigram": _train_unigram, "words": _train_words
 
 def byte_tokenizer() -> Tokenizer:
     """ByT5's tokenizer, which needs no training."""
-    return Tokenizer(byte_backend())
+    return Tokenizer(Published(LibraryBackend(byte_backend())))

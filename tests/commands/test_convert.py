@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from commands.convert import convert
 from data.text.templates import Template
-from data.tokenizers.published import byte_backend
+from data.tokenizers.backends import LibraryBackend
+from data.tokenizers.published import Published, byte_backend
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.formats.adapter_folder import read_info
@@ -210,7 +211,7 @@ def test_ctranslate2_converts_and_runs_our_folders(family: str, dtype: str, tmp_
     for weight in (model.decoder.blocks[0].feed_forward.wo.weight, model.decoder.blocks[1].attention.o.weight):
         weight.data.mul_(4.0)  # so that the answers are more than one token over and over
     backend = byte_backend()
-    tokenizer = Tokenizer(backend)
+    tokenizer = Tokenizer(Published(LibraryBackend(backend)))
     hf_format.save(model, tmp_path / "ours")
     tokenizer.save(tmp_path / "ours")
     convert(settings(tmp_path / "ours", tmp_path / "plain", dtype=dtype))

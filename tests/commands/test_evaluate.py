@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from commands.evaluate import evaluate, evaluation_rows
-from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import Tokenizer
@@ -27,6 +26,7 @@ from model.lora.form import LoraSettings
 from settings.declared import Config, GenerateConfig
 from settings.errors import DoesNotFit, UserError
 from settings.loading import load
+from tests.data.loaders import loader_of
 from tests.training.small_trained import save_trained
 from training.evaluation.answers import AnswerWriter
 from training.evaluation.samples import Sample, generate_metrics
@@ -118,7 +118,7 @@ def test_the_best_of_several_right_answers_counts(
     assert {name: result.metrics[name] for name in expected} == pytest.approx(expected)
     assert told["sacrebleu"]["bleu"].startswith("nrefs:var|") and told["answers"] == 4
     config = load("train", {"train_file": str(rows), "is_finetune": "True", "cache_dir": str(folder / "cache")})
-    learnt = StepLoader(prepare(config).train_dir, "pairs", config)
+    learnt = loader_of(prepare(config).train_dir, "pairs", config)
     batch = learnt.batch_of(np.arange(3))
     assert batch.references is None and (batch.labels == learnt.row_settings.special.eos).sum() == batch.num_rows == 3
 
@@ -207,7 +207,7 @@ class Rank(Group):
 def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:
     config, _, loader = evaluation_rows(settings(folder, tmp_path), SavedModel.read(folder))
     trained = load_model(config, find_model(config))
-    names = metric_names(Config())
+    names = metric_names("auto", 1)
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
         return generate_metrics(

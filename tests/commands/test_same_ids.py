@@ -24,6 +24,7 @@ from serving.app import make_app
 from serving.server import api_of
 from settings.declared import Config
 from settings.loading import load
+from tests.data.loaders import loader_of
 from tests.training.small_trained import SHAPE, save_trained
 from training.loaded_model import load_model
 from training.saved_model import find_model
@@ -91,10 +92,10 @@ def test_every_command_makes_the_same_ids(
     data = {"tokenizer_dir": folder, "validation_file": "none", **template}
     trained = settings("train", folder, tmp_path, train_file=folder / "pairs.jsonl", is_finetune=True, **{**data, "validation_file": folder / "pairs.jsonl"})  # fmt: skip
     prepared = prepare(trained)
-    prompts, answers = rows_of(StepLoader(prepared.train_dir, prepared.objective, trained, False))
+    prompts, answers = rows_of(loader_of(prepared.train_dir, prepared.objective, trained, False))
     preferred = settings("dpo", folder, tmp_path, train_file=folder / "preferences.jsonl", **{**data, "validation_file": folder / "preferences.jsonl"})  # fmt: skip
     of_preferences = prepare(preferred)
-    dpo_prompts, dpo_answers = rows_of(StepLoader(of_preferences.train_dir, of_preferences.objective, preferred, False))
+    dpo_prompts, dpo_answers = rows_of(loader_of(of_preferences.train_dir, of_preferences.objective, preferred, False))
     assert (sorted(dpo_prompts), sorted(dpo_answers)) == (sorted(prompts), sorted(answers))
 
     tokenizer = Tokenizer.load(folder)

@@ -13,8 +13,9 @@ from data.batches.loader import StepLoader
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from settings.declared import GenerateConfig
+from training.evaluation.metrics import is_word
 from training.evaluation.prompt_parts import was_cut
-from training.evaluation.scores import AnswerScores, OwnMetric, is_word, own_scores
+from training.evaluation.scores import AnswerScores, OwnMetric, own_scores
 from training.processes.group import Group
 
 SHOWN = 3  # scored answers that are shown
@@ -62,35 +63,41 @@ def generate_metrics(
         with `rows`.
     """
     scores = AnswerScores(names)
-    samples, cut, texts = list[Sample](), 0, list[tuple[str, str]]()
+    samples = list[Sample]()
+    texts = list[tuple[str, str]]()
+    cut = 0
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
-        pairs = list(sides_of(batch))
-        answers = answer([source for source, _ in pairs])
-        for (source, target), more, best in zip(pairs, _further(batch), answers, strict=True):
-            # Scored with the halves of letters that they may have inside, as answers are.
-            prompt, reference, *others_right = (
-                tokenizer.decode_with_unknown(ids).rstrip(BROKEN).strip() for ids in (source, target, *more)
-            )
+        asked = list(_rows_of(batch))
+        answers = answer([prompt for prompt, _ in asked])
+        for (prompt, references), best in zip(asked, answers, strict=True):
             first, *others = (tokenizer.decode_with_unknown(tokens).strip() for tokens in best)
-            sample = Sample(prompt, first, reference)
+            sample = Sample(_text(tokenizer, prompt), first, _text(tokenizer, references[0]))
+            scores.add(first, [_right_answer(tokenizer, ids) for ids in references], others)
             cut += was_cut(best[0], settings, tokenizer.eos_id)
             if own:
                 texts.append((sample.answer, sample.reference))
-            right = [reference, *others_right]
-            for at, ids in enumerate((target, *more)):
-                if tokenizer.unk_id in ids:
-                    # nobody knows what stood there: a letter that no answer has, as scores leave out all marks
-                    right[at] = right[at].replace(tokenizer.names["unk_token"], RARE_LETTER)
-            scores.add(sample.answer, right, others)
             if len(samples) < shown:
                 samples.append(sample)
     *sums, all_cut = group.all_reduce_sum(*scores.sums, cut)
-    found = scores.result(np.array(sums))
+    result = scores.result(np.array(sums))
     if own:
         everyone = group.gather(texts)  # row n is of process n % size
-        in_order = [pair for pairs in itertools.zip_longest(*everyone) for pair in pairs if pair is not None]
-        found |= group.run_on_main(lambda: own_scores(own, in_order))
-    return found, samples, int(all_cut)
+        in_order = list(filter(None, itertools.chain.from_iterable(itertools.zip_longest(*everyone))))
+        result |= group.run_on_main(lambda: own_scores(own, in_order))
+    return result, samples, int(all_cut)
+
+
+def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """A text of the data, without the halves of letters that a cut leaves at its end."""
+    return tokenizer.decode_with_unknown(ids).rstrip(BROKEN).strip()
+
+
+def _right_answer(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    text = _text(tokenizer, ids)
+    if tokenizer.unk_id in ids:
+        # Nobody knows what stood there: a letter that no answer has, as scores leave out all marks.
+        text = text.replace(tokenizer.names["unk_token"], RARE_LETTER)
+    return text
 
 
 @dataclass
@@ -109,18 +116,17 @@ class References:
     def add(self, loader: StepLoader, tokenizer: Tokenizer, rows: int, of: range | None = None) -> None:
         """Read the first `rows` held-out rows, or those of a set."""
         for batch in loader.evaluation_batches(rows, min(rows, READ_ROWS), 0, 1, of):
-            for (_, target), more in zip(sides_of(batch), _further(batch), strict=True):
-                references = [target, *more]
+            for _, references in _rows_of(batch):
                 self.unknown += all(tokenizer.unk_id in ids for ids in references)
                 self.counts.add(len(references))
                 self.are_words &= all(is_word(tokenizer.decode(ids)) for ids in references)
 
 
-def _further(batch: Batch) -> list[list[list[int]]]:
-    """Of each row of a batch the right answers but the first."""
-    if batch.references is None:
-        return [[] for _ in range(batch.num_rows)]
-    return [[ids.tolist() for ids in references] for references in batch.references]
+def _rows_of(batch: Batch) -> Iterator[tuple[list[int], list[list[int]]]]:
+    """Token ids of the prompt of each row of a batch, and of its right answers."""
+    further = batch.references or [()] * batch.num_rows
+    for (prompt, first), others in zip(sides_of(batch), further, strict=True):
+        yield prompt, [first, *(ids.tolist() for ids in others)]
 
 
 def sides_of(batch: Batch) -> Iterator[Row]:

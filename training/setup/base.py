@@ -17,7 +17,7 @@ from language import say
 from model.formats.checksums import refuse_damaged
 from model.formats.headers import TensorHeaders
 from model.formats.shape_file import misfits, read_config
-from settings.consistency import check, ranking_problems
+from settings.consistency import check, ranking_problems, writes_answers
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
@@ -40,8 +40,11 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
         UserError: what was named is not there, damaged, of another shape, or the adapters cannot stand on it.
     """
     config = run.config
-    metric_names(config)  # Unknown names would be found at the first evaluation, or never.
-    check_decisive(config, run.metrics)
+    metric_names(
+        config.metrics.metrics, config.answer.num_answers
+    )  # Unknown names would be found at the first evaluation, or never.
+    best, validation_file = config.train.metric_for_best, config.data.validation_file
+    check_decisive(best, validation_file, run.metrics, config.task.scores, writes_answers(config.metrics))
     try:
         folder, notes = choose_start(config, run.resumed_dir)
     except UserError as error:

@@ -61,7 +61,9 @@ def load_data(run: ResolvedRun) -> None:
         run.notes.append(warning)
     reopen = reopens_files(config, run.budget.available_bytes)
     splits = prepared.train_dir, prepared.validation_dir
-    run.loader, run.validation = (StepLoader(split, prepared.objective, config, reopen) for split in splits)
+    run.loader, run.validation = (
+        StepLoader(split, prepared.objective, config.data, config.model, config.run.seed, reopen) for split in splits
+    )
     if 0 < run.validation.num_rows < FEW_ROWS and config.data.validation_file is None:
         held_out = counted(run.validation.num_rows, "row")
         told = "only {rows} held out for evaluation, too few for reliable figures; give a --validation_file"

@@ -48,7 +48,9 @@ def choose_plan(run: ResolvedRun) -> None:
     group = run.group
     rows = look_ahead(run)
     if writes_answers(run.config.metrics):
-        AnswerScores(metric_names(run.config))  # Its libraries count to what the program takes.
+        AnswerScores(
+            metric_names(run.config.metrics.metrics, run.config.answer.num_answers)
+        )  # Its libraries count to what the program takes.
     run.base_bytes = run.monitor.sample().anon_bytes
     ram_bytes = int(group.all_reduce_max(loaded_bytes(run.device, run.base_bytes))[0])
     if run.budget.is_on_device and ram_bytes > run.budget.host_bytes:

@@ -122,8 +122,10 @@ class Rows:
         if config.data.train_file is not None and not file_problems(config.data):  # else the data may be elsewhere
             with suppress(NotMade):
                 if (data := look(config, find_prepared, config)) is not None:
-                    train = StepLoader(data.train_dir, data.objective, config)
-                    validation = StepLoader(data.validation_dir, data.objective, config)
+                    train = StepLoader(data.train_dir, data.objective, config.data, config.model, config.run.seed)
+                    validation = StepLoader(
+                        data.validation_dir, data.objective, config.data, config.model, config.run.seed
+                    )
                     return cls.ahead(config, machine, data, train, validation)
                 groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
                 if (sample := look(config, estimate_lengths, *groups)) is not None:

@@ -16,6 +16,7 @@ from data.batches.loader import StepLoader
 from data.batches.order import Order, row_keys
 from data.prepare.preparing import prepare
 from settings.errors import UserError
+from tests.data.loaders import loader_of
 
 Rows = list[tuple[int, tuple[int, ...], tuple[int, ...]]]
 
@@ -36,7 +37,7 @@ def loader(request: pytest.FixtureRequest, configure: Any) -> StepLoader:
     name = "pairs_file" if request.param == "pairs" else "text_file"
     config = configure(train_file=request.getfixturevalue(name), objective=request.param)
     prepared = prepare(config)
-    return StepLoader(prepared.train_dir, prepared.objective, config)
+    return loader_of(prepared.train_dir, prepared.objective, config)
 
 
 def step(loader: StepLoader, number: int, rows: int, batch_size: int, num_processes: int = 1) -> list[list[Batch]]:
@@ -79,7 +80,7 @@ def test_grouping_by_length_leaves_each_step_its_rows(configure: Any, pairs_file
     seen, padded = {}, {}
     for grouped in (True, False):
         config = configure(train_file=pairs_file, group_by_length=grouped)
-        loader = StepLoader(prepare(config).train_dir, "pairs", config)
+        loader = loader_of(prepare(config).train_dir, "pairs", config)
         steps = [step(loader, number, 16, 4)[0] for number in range(20)]
         seen[grouped] = [sorted(rows_of(batches)) for batches in steps]
         padded[grouped] = sum(batch.input_ids.size for batches in steps for batch in batches)
@@ -89,19 +90,19 @@ def test_grouping_by_length_leaves_each_step_its_rows(configure: Any, pairs_file
 def test_masks_change_with_the_epoch_and_the_seed(configure: Any, text_file: Path) -> None:
     config = configure(train_file=text_file)
     prepared = prepare(config)
-    loader = StepLoader(prepared.train_dir, "span", config)
+    loader = loader_of(prepared.train_dir, "span", config)
     n = loader.num_rows
     places = [int(np.flatnonzero(loader._order.rows(epoch * n + np.arange(n)) == 5)[0]) + epoch * n for epoch in (0, 1)]
     first, second = (rows_of(step(loader, place, 1, 1)[0])[0] for place in places)
     assert first[0] != second[0] and first[1] != second[1]
-    other = StepLoader(prepared.train_dir, "span", configure(train_file=text_file, seed=7))
+    other = loader_of(prepared.train_dir, "span", configure(train_file=text_file, seed=7))
     assert rows_of(step(other, 0, 4, 4)[0]) != rows_of(step(loader, 0, 4, 4)[0])
 
 
 def test_the_dataset_mode_changes_nothing(configure: Any, text_file: Path) -> None:
     config = configure(train_file=text_file)
     train_dir = prepare(config).train_dir
-    modes = [StepLoader(train_dir, "span", config, ultra_low_mem=ultra) for ultra in (False, True)]
+    modes = [loader_of(train_dir, "span", config, ultra_low_mem=ultra) for ultra in (False, True)]
     assert rows_of(step(modes[0], 3, 9, 4)[0]) == rows_of(step(modes[1], 3, 9, 4)[0])
 
 
@@ -112,7 +113,7 @@ def test_validation_sets_with_names_are_rows_apart(configure: Any, pairs_file: P
     spec = f"news={tmp_path}/b.jsonl,{tmp_path}/a.jsonl,law={tmp_path}/c.jsonl"
     config = configure(train_file=pairs_file, objective="pairs", validation_file=spec)
     prepared = prepare(config)
-    loader = StepLoader(prepared.validation_dir, "pairs", config)
+    loader = loader_of(prepared.validation_dir, "pairs", config)
     assert loader.sets == {"news": range(8), "law": range(8, 12)}
     read = rows_of(list(loader.evaluation_batches(2, 2, rows=loader.sets["law"])))
     assert read == rows_of(list(loader.evaluation_batches(12, 12)))[8:10]
@@ -134,15 +135,15 @@ def test_evaluation_reads_the_first_rows_once_with_fixed_masks(loader: StepLoade
 
 def test_pairs_of_longer_shards_are_cut(configure: Any, pairs_file: Path) -> None:
     train_dir = prepare(configure(train_file=pairs_file)).train_dir
-    loader = StepLoader(train_dir, "pairs", configure(train_file=pairs_file, max_seq_len=8, max_target_len=4))
+    loader = loader_of(train_dir, "pairs", configure(train_file=pairs_file, max_seq_len=8, max_target_len=4))
     for _, inputs, labels in rows_of(step(loader, 0, 50, 50)[0]):
         assert len(inputs) <= 8 and inputs[-1] == 1 and len(labels) <= 4 and labels[-1] == 1
 
 
 def test_micro_batches_are_filled_by_tokens(configure: Any, pairs_file: Path) -> None:
     config = configure(train_file=pairs_file)
-    loader = StepLoader(prepare(config).train_dir, "pairs", config)
-    limited = StepLoader(prepare(config).train_dir, "pairs", configure(train_file=pairs_file, batch_tokens=150))
+    loader = loader_of(prepare(config).train_dir, "pairs", config)
+    limited = loader_of(prepare(config).train_dir, "pairs", configure(train_file=pairs_file, batch_tokens=150))
     arguments = {"effective_batch_size": 60, "num_processes": 3}
     for rank in range(3):
         alone = loader.micro_batches(2, batch_size=60, rank=rank, **arguments)
@@ -157,22 +158,22 @@ def test_micro_batches_are_filled_by_tokens(configure: Any, pairs_file: Path) ->
 def test_the_longest_rows_are_known(configure: Any, pairs_file: Path, text_file: Path) -> None:
     for flags in ({}, {"max_seq_len": 16, "max_target_len": 4}):
         config = configure(train_file=pairs_file, **flags)
-        loader = StepLoader(prepare(config).train_dir, "pairs", config)
+        loader = loader_of(prepare(config).train_dir, "pairs", config)
         seen = loader.micro_batches(0, effective_batch_size=loader.num_rows, batch_size=1)
         lengths = [(int(batch.input_lengths[0]), int(batch.target_lengths[0])) for batch in seen]
         assert loader.longest == tuple(max(side) for side in zip(*lengths, strict=True))
         assert loader.longest_answer == loader.longest[1]
-    shorter = StepLoader(prepare(configure(train_file=pairs_file)).train_dir, "pairs", config)
+    shorter = loader_of(prepare(configure(train_file=pairs_file)).train_dir, "pairs", config)
     assert shorter.longest == (16, 4)
     config = configure(train_file=text_file)
-    loader = StepLoader(prepare(config).train_dir, "span", config)
+    loader = loader_of(prepare(config).train_dir, "span", config)
     assert loader.longest == (64, loader.lengths.target_tokens)
 
 
 def test_rows_are_known_by_their_tokens_and_not_by_where_they_lie(configure: Any, pairs_file: Path) -> None:
     def content(file: Path, **changes: object) -> str:
         config = configure(train_file=file, objective="pairs").changed(**changes)
-        return StepLoader(prepare(config).train_dir, "pairs", config).content()
+        return loader_of(prepare(config).train_dir, "pairs", config).content()
 
     first = content(pairs_file)
     lines = pairs_file.read_text(encoding="utf8").splitlines(keepends=True)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.batches import mixture as mixture_module
-from data.batches.loader import StepLoader
 from data.batches.mixture import TURN, Mixture, quotas
 from data.prepare.preparing import find_prepared, prepare
 from settings.errors import UserError
+from tests.data.loaders import loader_of
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
@@ -60,7 +60,7 @@ def files(tmp_path: Path, kind: str) -> str:
 def test_the_loader_mixes_the_parts_of_train_file(configure: Any, tmp_path: Path, objective: str, seen: int) -> None:
     config = configure(train_file=files(tmp_path, objective), objective=objective, mixture_weights="0.25, 0.75")
     prepared = prepare(config)
-    loader = StepLoader(prepared.train_dir, prepared.objective, config)
+    loader = loader_of(prepared.train_dir, prepared.objective, config)
     drawn = [
         batch.input_ids[row]
         for step in range(25)

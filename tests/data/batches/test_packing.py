@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from data.batches.collate import Row, collate
-from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from engine.blockwise import Blockwise
 from engine.micro_batches import to_micro_batch
 from engine.weights import WeightStore
 from model.loss import LossSettings
 from model.t5 import T5
+from tests.data.loaders import loader_of
 from tests.engine.small_models import small_model
 
 
@@ -31,7 +31,7 @@ def test_packed_rows_have_the_loss_of_rows_alone(configure: Any, request: Any, f
     file = request.getfixturevalue("pairs_file" if objective == "pairs" else "text_file")
     config = configure(train_file=file, objective=objective, max_seq_len=48)
     prepared = prepare(config)
-    loader = StepLoader(prepared.train_dir, objective, config)
+    loader = loader_of(prepared.train_dir, objective, config)
     alone = loader.micro_batches(0, effective_batch_size=12, batch_size=1)
     packed = loader.micro_batches(0, effective_batch_size=12, batch_size=12)
     assert len({int(batch.input_lengths[0]) for batch in alone}) > 1 and [b.num_rows for b in packed] == [12]

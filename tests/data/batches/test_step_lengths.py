@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from data.batches import step_lengths as module
-from data.batches.loader import StepLoader
 from data.batches.step_lengths import drawn_lengths, evaluation_lengths, step_lengths
 from data.prepare.preparing import prepare
 from settings.declared import Config
 from settings.loading import load
+from tests.data.loaders import loader_of
 
 ROWS = 150
 
@@ -40,7 +40,7 @@ def prepared(folder: Path, objective: str, **flags: Any) -> tuple[Config, Any]:
 )
 def test_they_are_those_of_the_batches(tmp_path: Path, objective: str, grouped: bool, processes: int) -> None:
     config, made = prepared(tmp_path, objective, group_by_length=grouped)
-    loader = StepLoader(made.train_dir, made.objective, config)
+    loader = loader_of(made.train_dir, made.objective, config)
     found = step_lengths(loader, made.train_dir, range(3, 9), 7, processes)
     assert found.is_complete
     for place, step in enumerate(range(3, 9)):
@@ -58,7 +58,7 @@ def test_they_are_those_of_the_batches(tmp_path: Path, objective: str, grouped: 
 
 def test_many_steps_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, made = prepared(tmp_path, "pairs")
-    loader = StepLoader(made.train_dir, made.objective, config)
+    loader = loader_of(made.train_dir, made.objective, config)
     monkeypatch.setattr(module, "MOST_PLACES", 80)
     found = step_lengths(loader, made.train_dir, range(1000), 8)
     assert not found.is_complete and found.sources.shape == (10, 8)
@@ -75,7 +75,7 @@ def test_the_longest_row_of_all_is_among_those_that_are_looked_at(
 ) -> None:
     """It comes in some step: a plan for a sample alone would not hold it."""
     config, made = prepared(tmp_path, "pairs", group_by_length=grouped, max_seq_len=128)
-    loader = StepLoader(made.train_dir, made.objective, config)
+    loader = loader_of(made.train_dir, made.objective, config)
     for name, limit in limits.items():
         monkeypatch.setattr(module, name, limit)
     found = step_lengths(loader, made.train_dir, range(1000), 8)
@@ -88,7 +88,7 @@ def test_the_longest_row_of_all_is_among_those_that_are_looked_at(
 
 def test_evaluation(tmp_path: Path) -> None:
     config, made = prepared(tmp_path, "pairs")
-    loader = StepLoader(made.train_dir, made.objective, config)
+    loader = loader_of(made.train_dir, made.objective, config)
     found = evaluation_lengths(loader, 20, 2)
     lengths = [
         sorted(int(n) for batch in loader.evaluation_batches(20, 4, rank, 2) for n in batch.input_lengths)

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.batches.collate import LabelledBatch
-from data.batches.loader import StepLoader
 from data.dataset import FILE, MMAP, REOPEN, LowMemDataset
 from data.prepare.encode import TextEncoder
 from data.prepare.estimate import estimate_lengths
@@ -25,6 +24,7 @@ from data.tokenizers.training import train_tokenizer
 from settings.declared import Config
 from settings.errors import UserError
 from settings.loading import load
+from tests.data.loaders import loader_of
 
 Configure = Callable[..., Config]
 PROTEINS = ["MKVLAC", "ACDW", "WWYLKKKKM", "GGAS"] * 30
@@ -72,7 +72,7 @@ def test_each_residue_has_its_label_and_masks_hide_some(of_states: Configure) ->
     for mode in (MMAP, REOPEN):
         same = rows_of(prepared, mode)
         assert all(np.array_equal(a[name], b[name]) for a, b in zip(rows_of(prepared), same, strict=True) for name in a)
-    loader = StepLoader(prepared.train_dir, prepared.objective, config)
+    loader = loader_of(prepared.train_dir, prepared.objective, config)
     (batch,) = loader.micro_batches(0, effective_batch_size=4, batch_size=4)
     assert isinstance(batch, LabelledBatch) and batch.labels.shape == batch.input_ids.shape
     assert loader.longest == (10, 0) and batch.num_tokens == batch.input_lengths.sum()
@@ -189,7 +189,7 @@ def test_labels_are_shown_under_tokens(of_states: Configure) -> None:
     folder = prepared.tokenizer_dir
     assert table_of_files(config.data, training_data, config.cleaning, 1, folder) == rows
     loader, tokenizer = (
-        StepLoader(prepared.train_dir, prepared.objective, config),
+        loader_of(prepared.train_dir, prepared.objective, config),
         Tokenizer.load(prepared.tokenizer_dir),
     )
     assert table_of_shards(config.data, prepared, loader, tokenizer, 1) == rows

@@ -21,7 +21,8 @@ from data.prepare.preparing import find_prepared, in_child, prepare, prepare_eva
 from data.prepare.writing import is_held_out
 from data.shards.store import TRAIN, VALIDATION, Manifest
 from data.sources.corpus import SampleCorpus
-from data.tokenizers.published import byte_backend
+from data.tokenizers.backends import LibraryBackend
+from data.tokenizers.published import Published, byte_backend
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import ROOT, Config
 from settings.errors import DoesNotFit, UserError
@@ -203,7 +204,7 @@ def test_misuse_of_shards_is_a_user_error(configure: Any, text_file: Path, pairs
     prepare(into(pairs_shards, configure(train_file=pairs_file)))
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    Tokenizer(byte_backend(num_sentinels=100)).save(tmp_path / "other")
+    Tokenizer(Published(LibraryBackend(byte_backend(num_sentinels=100)))).save(tmp_path / "other")
     for config, words in (
         (into(folder, configure(train_file=pairs_file)), "--shards_dir"),
         (into(tmp_path, configure(train_file=pairs_file)), "--shards_dir"),

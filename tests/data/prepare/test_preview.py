@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.prepare.preview import lost_of_shards, shown, table_of_files, table_of_shards
 from data.prepare.training_data import find_training_data
@@ -18,6 +17,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import Config
 from settings.tasks import task_named
 from terminal import one_line
+from tests.data.loaders import loader_of
 
 Configure = Callable[..., Config]
 
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 def of_shards(config: Config, count: int) -> Table:
     prepared = prepare(config)
-    loader = StepLoader(prepared.train_dir, prepared.objective, config)
+    loader = loader_of(prepared.train_dir, prepared.objective, config)
     return table_of_shards(config.data, prepared, loader, Tokenizer.load(prepared.tokenizer_dir), count)
 
 
@@ -77,7 +77,7 @@ def test_what_is_lost_is_told(configure: Configure, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("\n\n".join(["word " * 30] * 10), encoding="utf8")
     config = configure(train_file=tmp_path / "short.txt", max_seq_len=256)
     prepared = prepare(config)
-    tokens, window = prepared.counts["train_tokens"], StepLoader(prepared.train_dir, "span", config).lengths.raw_tokens
+    tokens, window = prepared.counts["train_tokens"], loader_of(prepared.train_dir, "span", config).lengths.raw_tokens
     ((name, left),) = lost_of_shards(config.data, prepared)
     assert name == "never read" and left.startswith(f"the last {tokens % window} of {tokens:,} tokens")
     lines = [json.dumps({"prompt": f"p{at}", "response": "r" if at % 50 else ""}) for at in range(200)]

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data.batches.loader import StepLoader
 from data.dataset import LowMemDataset
 from data.prepare.preparing import Prepared, prepare
 from data.shards import writer
@@ -18,6 +17,7 @@ from data.shards.writer import Column, ShardWriter
 from data.task import ShardFormat
 from settings.errors import UserError
 from tests.data.conftest import Configure
+from tests.data.loaders import loader_of
 
 ROW_TOKENS = 512
 PAIRS = ShardFormat("pairs", ("input_ids", "labels"))
@@ -129,7 +129,7 @@ def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes, told",
     [
-        ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is not a whole number"),
+        ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is not what"),
         (
             {"splits": {"train": {**SPLIT, "shards": [{"file": "../../etc/passwd", "rows": 1, "crc32": 0}]}}},
             "file is not what",
@@ -174,18 +174,22 @@ def test_an_id_behind_the_vocabulary_is_told_with_its_row(
     content["tokenizer"]["size"] = 100  # as if the ids of the bytes above 96 were damage
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"train, row \d+: \w+ holds the id \d+, the tokenizer has ids 0 to 99"):
-        StepLoader(made.train_dir, made.objective, config).micro_batches(0, effective_batch_size=8, batch_size=8)
+        loader_of(made.train_dir, made.objective, config).micro_batches(0, effective_batch_size=8, batch_size=8)
 
 
 def test_a_split_without_rows_or_with_other_columns_is_told(configure: Configure, pairs_file: Path) -> None:
     config = configure(train_file=pairs_file)
     made = prepare(config)
     shard = made.train_dir / "00000.arrow"
-    for labels, told in (([], "holds no rows"), ([["a"]], "labels is list, not token ids"), ([None], "labels is null")):
+    for labels, told in (
+        ([], "holds no rows"),
+        ([["a"]], "labels is list, not token ids"),
+        ([None], "labels is NoneType"),
+    ):
         kind = pa.list_(pa.string() if labels == [["a"]] else pa.uint16())
         table = pa.table({"input_ids": [[3]] * len(labels), "labels": pa.array(labels, kind)})
         table = table.cast(table.schema.set(0, pa.field("input_ids", pa.list_(pa.uint16()))))
         with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
         with pytest.raises(UserError, match=told):
-            StepLoader(made.train_dir, "pairs", config).batch_of(np.array([0]))
+            loader_of(made.train_dir, "pairs", config).batch_of(np.array([0]))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from data.batches.collate import PreferenceBatch
-from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.prepare.preparing import prepare
 from settings.errors import UserError
+from tests.data.loaders import loader_of
 
 Rows = list[dict[str, str]]
 
@@ -59,7 +59,7 @@ def test_every_row_comes_once_with_both_answers(preferences: Any, tmp_path: Path
     prepared = prepare(config)
     rows = prepared.counts["train_rows"]
     assert prepared.objective == "preferences" and rows >= 118
-    loader = StepLoader(prepared.train_dir, "preferences", config)
+    loader = loader_of(prepared.train_dir, "preferences", config)
     assert loader.longest == (40, 9 + 30), "the longest row has both answers in the decoder"
     assert loader.longest_answer == 9, "the chosen one"
     seen = []
@@ -78,7 +78,7 @@ def test_every_row_comes_once_with_both_answers(preferences: Any, tmp_path: Path
 
 def test_reference_log_probabilities_ride_along_with_their_rows(preferences: Any, tmp_path: Path) -> None:
     config = preferences(write(tmp_path / "a.jsonl", good_rows(60)))
-    loader = StepLoader(prepare(config).train_dir, "preferences", config)
+    loader = loader_of(prepare(config).train_dir, "preferences", config)
     plain = {
         prompt: number
         for number in range(loader.num_rows)
@@ -95,14 +95,14 @@ def test_reference_log_probabilities_ride_along_with_their_rows(preferences: Any
 def test_the_lengths_of_coming_steps_are_known(preferences: Any, tmp_path: Path) -> None:
     config = preferences(write(tmp_path / "a.jsonl", good_rows(150)))
     prepared = prepare(config)
-    loader = StepLoader(prepared.train_dir, "preferences", config)
+    loader = loader_of(prepared.train_dir, "preferences", config)
     known = step_lengths(loader, prepared.train_dir, range(3), 8)
     for step in range(3):
         (batch,) = loader.micro_batches(step, effective_batch_size=8, batch_size=8)
         assert known.sources[step].tolist() == batch.input_lengths.tolist()
         assert known.targets[step].tolist() == batch.decoder_lengths.tolist()
         assert int(batch.decoder_lengths.sum() + batch.input_lengths.sum()) == batch.num_tokens
-    validation = StepLoader(prepared.validation_dir, "preferences", config)
+    validation = loader_of(prepared.validation_dir, "preferences", config)
     evaluation, rows = evaluation_lengths(validation, 2), np.arange(min(2, validation.num_rows))
     assert evaluation.targets[0].tolist() == validation.batch_of(rows).decoder_lengths.tolist()
 
@@ -111,7 +111,7 @@ def test_other_column_names(preferences: Any, tmp_path: Path) -> None:
     rows = [{"q": f"p{n}", "better": f"good {n}", "worse": f"bad {n}"} for n in range(9)]
     path = write(tmp_path / "a.jsonl", rows)
     config = preferences(path, prompt_column="q", chosen_column="better", rejected_column="worse")
-    loader = StepLoader(prepare(config).train_dir, "preferences", config)
+    loader = loader_of(prepare(config).train_dir, "preferences", config)
     (batch,) = loader.micro_batches(0, effective_batch_size=1, batch_size=1)
     ((_, prompt, chosen, rejected),) = unpacked(batch)  # type: ignore[arg-type]
     assert (chosen, rejected) == (f"good {prompt[1:]}", f"bad {prompt[1:]}")

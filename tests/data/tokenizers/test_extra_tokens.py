@@ -55,8 +55,8 @@ def extended(folder: Path) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_added_tokens_take_the_next_ids_and_come_back(folder: FolderOf, kind: str) -> None:
-    base = Tokenizer.load(folder(kind))
-    found = Tokenizer.load(extended(base._published.path.parent))
+    given = folder(kind)
+    base, found = Tokenizer.load(given), Tokenizer.load(extended(given))
     assert [found.token_to_id(token) for token in NEW] == list(range(base.size, base.size + len(NEW)))
     assert found.sentinel_ids == base.sentinel_ids and found.unk_id == base.unk_id
     assert found.encode_batch(["class for"])[0].tolist() == base.encode_batch(["class for"])[0].tolist()

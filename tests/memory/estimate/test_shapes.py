@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_padded_tokens_are_those_of_the_batches(most: int | None, batch_size: in
     made = [0, 0]
     for step in zip(sources, targets, strict=True):
         rows = [Row(np.zeros(a, np.int64), np.zeros(b, np.int64), 0) for a, b in zip(*step, strict=True) if a]
-        batches = [collate(group, 0) for group in filled(rows, batch_size, most)]
+        batches = [collate(group, 0) for group in filled(rows, batch_size, most or math.inf)]
         sizes = sum(batch.input_ids.size for batch in batches), sum(batch.labels.size for batch in batches)
         made = [max(pair) for pair in zip(made, sizes, strict=True)]
     assert Shapes(sources, targets, max_tokens=most).padded_tokens(batch_size) == sum(made)

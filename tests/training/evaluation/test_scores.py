@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from settings.consistency import SCORES
 from settings.declared import Config
-from training.evaluation.scores import AnswerScores, metric_names, normalised, token_f1
+from training.evaluation.metrics import METRICS, normalised, token_f1
+from training.evaluation.scores import AnswerScores, metric_names
 
 ROOT = Path(__file__).resolve().parents[3]
 ANSWERS = [
@@ -21,6 +23,15 @@ REFERENCES = [
     "The cat is on the mat.", "the dog barked loudly", "something", "It is 3.5 % of the GDP in 2019.",
     "the river ran under an old stone bridge", "我们昨天去了公园。", "水在100度时沸腾", "same text here",
 ]  # fmt: skip
+
+
+def names_of(**flags: object) -> list[str]:
+    config = Config().changed(**flags)
+    return metric_names(config.metrics.metrics, config.answer.num_answers)
+
+
+def test_every_score_has_its_metric() -> None:
+    assert tuple(METRICS) == SCORES and metric_names("auto", 1) == list(SCORES)
 
 
 def scored(names: list[str], answers: list[str] = ANSWERS, references: list[str] = REFERENCES) -> dict[str, float]:
@@ -112,7 +123,7 @@ def test_exact_match_and_f1(answer: str, reference: str, exact: int, f1: float) 
 
 
 def test_sums_of_parts_add_up() -> None:
-    names = metric_names(Config().changed(num_answers=10))
+    names = names_of(num_answers=10)
     whole, parts = AnswerScores(names), [AnswerScores(names), AnswerScores(names)]
     for place, (answer, reference) in enumerate(zip(ANSWERS, REFERENCES, strict=True)):
         whole.add(answer, reference)
@@ -133,7 +144,7 @@ def test_libraries_are_loaded_where_asked_for() -> None:
 
 def test_ranked_answers() -> None:
     """Right ones at ranks 1, 3 and 6, and nowhere."""
-    names = metric_names(Config().changed(num_answers=10, metrics="identical,mrr,recall@1,recall@5,ndcg@5,ndcg@10"))
+    names = names_of(num_answers=10, metrics="identical,mrr,recall@1,recall@5,ndcg@5,ndcg@10")
     scores = AnswerScores(names)
     for rank in (1, 3, 6, 99):
         first, *others = ["right " if place == rank else f"wrong {place}" for place in range(1, 11)]
@@ -148,4 +159,4 @@ def test_ranked_answers() -> None:
             "ndcg@10": 100 * (1 + 1 / 2 + 1 / np.log2(7)) / 4,
         }
     )
-    assert metric_names(Config().changed(num_answers=7))[-5:] == ["recall@5", "recall@7", "ndcg@5", "ndcg@7", "mrr"]
+    assert names_of(num_answers=7)[-5:] == ["recall@5", "recall@7", "ndcg@5", "ndcg@7", "mrr"]

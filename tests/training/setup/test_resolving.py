@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from memory.estimate.workload import Machine
 from settings.declared import Config
 from settings.fields import AUTO
 from settings.loading import load
+from tests.data.loaders import loader_of
 from training.setup.resolving import Rows, resolve
 from units import GIB
 
@@ -55,7 +55,7 @@ def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
     """What the command plan looks up by itself is what a run has in its hands."""
     assert resolve(config, MACHINE, Rows.known(config, MACHINE)).rows.sample is not None
     made = prepare(config)
-    train, validation = (StepLoader(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
+    train, validation = (loader_of(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
     run = resolve(config, MACHINE, Rows.ahead(config, MACHINE, made, train, validation))
     planned = resolve(config, MACHINE, Rows.known(config, MACHINE))
     assert (planned.plan, planned.steps) == (run.plan, run.steps)
