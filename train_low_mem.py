@@ -200,13 +200,13 @@ def _train(config: Config) -> None:
     """Rows are prepared while this process is small, that is before torch is imported."""
     from training.processes.launch import is_alone
     from training.setup.identify import check_torch_can_load
-    from training.setup.stages import stages_before_torch
+    from training.setup.stages import prepare_run
 
     with ExitStack() as held:
         run = None
         if is_alone():  # several processes need torch to agree with each other
-            check_torch_can_load(config)
-            run = stages_before_torch(config, held)
+            check_torch_can_load(config.run, config.memory.memory_budget)
+            run = prepare_run(config, held)
         from trainer_low_mem import LowMemTrainer
 
         told = LowMemTrainer(config, run=run).train().over_budget()

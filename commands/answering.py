@@ -15,7 +15,7 @@ from settings.tasks import MODEL_HEADS
 from training.loaded_model import note
 from training.processes.launch import num_processes
 from training.saved_model import SavedModel, find_model, saved_note
-from training.setup.answer_list import read_answers
+from training.setup.answer_list import answer_sources, describe, read_list
 
 
 def with_answers_of(
@@ -44,7 +44,7 @@ def with_answers_of(
     refuse([say("{file}: {problem}", file=GENERATION_FILE, problem=problem) for problem in broken_rules])
     idle = without_effect(config, ("num_beams", "temperature")) if searches else []
     refuse([*ranking_problems(config), *idle])
-    for text in saved_note(config):
+    for text in saved_note(config.as_dict(), config.origin):
         note(text)
     return config
 
@@ -93,8 +93,15 @@ def find_answering(
     refuse_other_head(model, command)
     if MODEL_HEADS[model.shape.head].writes_text:
         config = with_answers_of(config, model, columns, searches, ranks)
-    settings, tree = read_answers(config, model)
-    return config.changed(**settings), model, tree
+    sources = answer_sources(config.answer.answers, model)
+    writes_text = MODEL_HEADS[model.shape.head].writes_text
+    if sources and not writes_text and config.given("answers"):
+        raise UserError("--answers = {answers}, is for models that write text; omit it", answers=config.answer.answers)
+    if not sources or not writes_text:
+        return config, model, None
+    answers = read_list(config, sources, model.tokenizer)
+    note(describe(answers.tree, sources))
+    return config.changed(**answers.settings), model, answers.tree
 
 
 def refuse_other_head(model: SavedModel, command: str) -> None:

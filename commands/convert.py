@@ -154,7 +154,7 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
                 head=config.model.head,
             )
         path = source / CONFIG_FILE
-        shape = with_head(shape_from(path, read_json(path), TensorFolder(source, pickles)), config)
+        shape = with_head(shape_from(path, read_json(path), TensorFolder(source, pickles)), config.model, config.given)
     model = hf_format.load(source, dtype=native, expect=shape, allow_pickle=pickles)
     refuse_not_finite(model, source)
     expected = probe_logits(model)

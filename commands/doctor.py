@@ -88,9 +88,13 @@ def examine_devices(config: Config, has_model: bool) -> tuple[dict[str, Any], Ma
         UserError: the device that was named for the model is not here.
     """
     from devices.inventory import device_report
+    from memory.weights_in import weights_folder
     from training.setup.plan import machine_for
 
-    return device_report(config.run.device), machine_for(config) if has_model else None
+    report = device_report(config.run.device)
+    if not has_model:
+        return report, None
+    return report, machine_for(config.run.device, config.memory.memory_budget, weights_folder(config))
 
 
 def examine_model(config: Config, machine: Machine, name: str, progress: Progress | None) -> dict[str, Any]:

@@ -456,7 +456,7 @@ def _identity(config: Config, model: SavedModel, given: str) -> str:
     read = read_marks(model, secrets.token_hex(8) if given == STANDARD_INPUT else given)
     data = config.data
     settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
-    listed = answer_sources(config, model)
+    listed = answer_sources(config.answer.answers, model)
     answers: list[Any] = [sources_fingerprint(listed), data.response_column] if listed else []
     answers += [config.answer.num_answers] if config.answer.num_answers > 1 else []
     answers += [data.prepare_text] if data.prepare_text != "none" else []

@@ -17,7 +17,7 @@ from childproc import ChildDied, call
 from data.batches.loader import StepLoader
 from data.batches.rows import lengths_of
 from data.prepare.estimate import estimate_lengths
-from data.prepare.looking import look
+from data.prepare.looking import ask, look
 from data.prepare.preparing import find_prepared
 from data.prepare.preview import table_of_files, table_of_shards
 from data.prepare.training_data import find_training_data
@@ -44,10 +44,9 @@ from training.checkpoints.runs import check_name
 from training.report.progress import Progress
 from training.report.summary import parts_rows, plan_rows
 from training.report.wording import duration
-from training.setup.answer_list import foreseen_tree
+from training.setup.answer_list import answer_sources, foreseen_tree
 from training.setup.base import find_base
-from training.setup.data import fits_table, reopens_files, rows_for
-from training.setup.resolved import ResolvedRun
+from training.setup.data import reopens_files, rows_for
 from training.setup.resolving import Rows, RunSpec, resolve
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
 from units import format_size
@@ -68,8 +67,10 @@ def plan(config: Config) -> None:
     config, told, done = _with_start(config)
     tree_bytes = 0
     try:
-        tree_bytes, of_answers = foreseen_tree(config)
-        told += [of_answers] if of_answers else []
+        sources = answer_sources(config.answer.answers, None)
+        if sources:
+            tree_bytes, of_answers = ask(config, foreseen_tree, config, sources)
+            told = [*told, of_answers]
     except UserError:
         if config.plan.target == AUTO:
             raise  # else the list may lie where the run will be
@@ -99,17 +100,20 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
     Raises:
         UserError: what was named is not there, and no --model_preset says what it is like.
     """
-    run, train = ResolvedRun(config), config.train
-    if goes_on(config):
-        run.resumed_dir = find_run_to_resume(config.run.output_dir, config.run.run_name)
-        run.config = replace(resumed_config(config, run.resumed_dir), plan=config.plan)
+    train = config.train
+    run_dir = Path(config.run.output_dir, config.run.run_name)
+    resumed_dir = None
+    known = config
+    if goes_on(config.run, train.is_keep_training):
+        run_dir = resumed_dir = find_run_to_resume(config.run.output_dir, config.run.run_name)
+        known = replace(resumed_config(config, run_dir), plan=config.plan)
     elif config.run.run_name != AUTO:
         refuse(check_name(config.run.run_name))
     try:
-        find_base(run, reads_weights=False)
+        start = find_base(known, run_dir, resumed_dir, reads_weights=False)
     except UserError as error:
         needs_base = config.task.needs_base or train.is_finetune or train.finetune_from not in (AUTO, None)
-        if run.resumed_dir or not needs_base or not (config.task.needs_base or config.given("model_preset")):
+        if resumed_dir or not needs_base or not (config.task.needs_base or config.given("model_preset")):
             raise
         assumed = say(
             "{reason}; planned for --model_preset={model_preset}",
@@ -117,12 +121,14 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
             model_preset=config.model_preset,
         )
         return config, [assumed], 0
-    if run.resumed_dir is not None and run.base is not None and run.is_resumed:
-        done = step_of(run.base)
-        return run.config, [say("{run} continues after step {step}", run=run.resumed_dir.name, step=done)], done
-    if run.base is None and fits_table(run.config):
-        run.config = _with_table(run.config)
-    return run.config, run.told or [say("starting from {model}", model=run.base)] * (run.base is not None), 0
+    if start.folder is not None and start.is_resumed:
+        done = step_of(start.folder)
+        return start.config, [say("{run} continues after step {step}", run=run_dir.name, step=done)], done
+    if start.folder is not None:
+        return start.config, start.told or [say("starting from {model}", model=start.folder)], 0
+    if start.config.given("vocab_size") or start.config.task.writes_text:
+        return start.config, start.told, 0
+    return _with_table(start.config), start.told, 0
 
 
 def _with_table(config: Config) -> Config:
@@ -164,7 +170,8 @@ def _machine(config: Config) -> Machine:
     if config.run.device == "cpu" or (config.run.device == AUTO and not may_have_gpu()):
         return here
     try:
-        machine: Machine = call(MACHINE, config, setup=prepare_environment, is_quiet=True)
+        asked = (config.run.device, budget, weights_folder(config))
+        machine: Machine = call(MACHINE, *asked, setup=prepare_environment, is_quiet=True)
     except ChildDied as death:
         print(say("planned for the CPU, as torch does not start: {error}", error=str(death)), file=sys.stderr)
         return here
@@ -175,6 +182,7 @@ def _found(config: Config, done: int, tree_bytes: int) -> _Found:
     machine = with_libraries(_machine(config), config)
     machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes) if machine.base_bytes else machine
     rows = Rows.known(config, machine)
+    config = config.changed(objective=rows.objective)
     try:
         spec = _counted(resolve(config, machine, rows, done=done))
     except DoesNotFit as error:
@@ -216,8 +224,9 @@ def _at_most(spec: RunSpec) -> list[str]:
     """What rows would take that are all as long as the settings allow, where the plan rests on a sample."""
     if spec.rows.sample is None:
         return []
+    longest = Rows.as_set(spec.asked.data, spec.rows.objective, spec.asked.train.eval_rows)
     try:
-        peak = resolve(spec.asked, spec.machine, Rows.as_set(spec.asked)).plan.peak_bytes
+        peak = resolve(spec.asked, spec.machine, longest).plan.peak_bytes
     except UserError:
         return [
             say(
@@ -225,8 +234,8 @@ def _at_most(spec: RunSpec) -> list[str]:
                 "allow, and `train` would say so"
             )
         ]
-    longest = "{peak} if all rows were as long as --max_seq_len and --max_target_len allow"
-    return [say(longest, peak=format_size(peak))]
+    text = "{peak} if all rows were as long as --max_seq_len and --max_target_len allow"
+    return [say(text, peak=format_size(peak))]
 
 
 def _counted(spec: RunSpec) -> RunSpec:
@@ -295,7 +304,7 @@ def _show_tables(config: Config, found: _Found) -> None:
             title = say("does not fit on the disk: {what}", what=what)
         free = say("{need}; {size} free", need=disk, size=format_size(free_bytes(config.run.output_dir)))
         disk = join("; ", [*problems, *notes]) if problems or notes else free
-    reopens = reopens_files(config, found.spec.machine.available_bytes)
+    reopens = reopens_files(config.memory.ultra_low_mem, found.spec.machine.available_bytes)
     first, *told = plan_rows(chosen, weight_counts(config.model)["total"], reopens, disk)
     if chosen.seconds_total is None:
         untimed = say(

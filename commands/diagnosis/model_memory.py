@@ -17,6 +17,7 @@ from memory.probe import ProbeRequest, probe
 from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.fields import AUTO
+from settings.tasks import default_objective
 from training.setup.resolving import Rows, RunSpec, resolve
 
 LORA_RANKS = (4, 16, 64)
@@ -66,12 +67,16 @@ def plan_cases(config: Config, machine: Machine) -> list[Case]:
         variations.append(("sequence length", str(length), {**single_row, "max_seq_len": length}))
     for rank in LORA_RANKS:
         variations.append(("LoRA rank", str(rank), {**single_row, "lora_rank": rank, "optimizer": optimizer}))
+    objective = config.data.objective
+    if objective == AUTO:
+        objective = default_objective(config.train.is_finetune)
     cases = []
     for kind, label, changes in variations:
         # Samples at the end of a run would take time here, and no memory.
-        case_config = config.changed(sample_rows=0, **changes)
+        case_config = config.changed(sample_rows=0, objective=objective, **changes)
         try:
-            spec = resolve(case_config, machine, Rows.as_set(case_config))
+            rows = Rows.as_set(case_config.data, objective, case_config.train.eval_rows)
+            spec = resolve(case_config, machine, rows)
             cases.append(Case(kind, label, spec))
         except DoesNotFit as error:
             cases.append(Case(kind, label, None, say("does not fit: {need}", need=error.problems[-1])))

@@ -30,28 +30,28 @@ RUN_NAMES = {
 PREFIXES = {"step": "train", "eval": "eval", "memory": "memory"}
 
 
-def tracker_names(config: Config) -> list[str]:
+def tracker_names(log_with: str | None) -> list[str]:
     """The trackers that `log_with` names, each of which can be imported.
 
     Raises:
         UserError: one is not known, or its package is missing; all of them at once.
     """
-    asked, problems = config.run.log_with, []
-    if not asked:
+    if not log_with:
         return []
+    problems: list[str] = []
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # which loads torch
 
-    names = list(dict.fromkeys(word.strip().lower() for word in asked.split(",") if word.strip()))
+    names = list(dict.fromkeys(word.strip().lower() for word in log_with.split(",") if word.strip()))
     for name in names:
         try:
             if name not in LOGGER_TYPE_TO_CLASS:
                 raise UserError(
                     "--log_with = {asked}, {name} {problem}",
-                    asked=asked,
+                    asked=log_with,
                     name=name,
                     problem=not_known(name, sorted(LOGGER_TYPE_TO_CLASS)),
                 )
-            needs(PACKAGES.get(name, name), f"--log_with = {asked}", module=MODULES.get(name, name))
+            needs(PACKAGES.get(name, name), f"--log_with = {log_with}", module=MODULES.get(name, name))
         except UserError as error:
             problems += error.problems
     refuse(problems)

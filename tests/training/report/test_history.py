@@ -125,10 +125,10 @@ def test_a_callback_ends_a_run(folder: Path) -> None:
 
 
 def test_trackers_are_named_and_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tracker_names(configuration(folder, "x")) == []
+    assert tracker_names(configuration(folder, "x").run.log_with) == []
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError) as refused:
-        tracker_names(configuration(folder, "x", log_with="wandb,tensorbord"))
+        tracker_names("wandb,tensorbord")
     lacking, unknown = refused.value.problems
     assert lacking.endswith("run: python -m pip install wandb") and "did you mean tensorboard?" in unknown
 
