@@ -193,14 +193,12 @@ def load_model(
     tune_malloc(held.plan.malloc)
     storage = dtype_of(held.plan.storage)
     offloaded = offloaded_store(held.plan, device, weights_folder(config))
-    t5 = hf_format.load(
-        saved.base,
-        storage,
-        device.torch_device,
-        expect=shape,
-        allocate=offloaded.allocate if offloaded else None,
-        filling=offloaded.filling if offloaded else in_memory,
-    )
+    allocate = None
+    filling = in_memory
+    if offloaded is not None:
+        allocate = offloaded.allocate
+        filling = offloaded.filling
+    t5 = hf_format.load(saved.base, storage, device.torch_device, expect=shape, allocate=allocate, filling=filling)
     adapters = attach(t5, list(saved.adapters), saved.base) if saved.adapters else None
     weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
     objective = LabelObjective(t5.label_head) if t5.label_head is not None else None

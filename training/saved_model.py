@@ -149,7 +149,7 @@ class SavedModel:
             UserError: a setting that rows or answers depend on has a value that it cannot have.
         """
         paths = (folder / SETTINGS_FILE for folder in (self.top, *self.top.parents[:2]))
-        path = next((path for path in paths if path.is_file()), None)
+        path = next(filter(Path.is_file, paths), None)
         return {} if path is None else _read_settings(path)
 
     def settings_of(self, *names: str) -> dict[str, Any]:
@@ -159,8 +159,11 @@ class SavedModel:
     @property
     def adapter_form(self) -> dict[str, Any]:
         """The form of the adapter but for its rank, as settings that a run which goes on with it takes over; of a whole model none."""
-        form = form_settings(read_info(self.top).settings) if self.adapters else {}
-        return {name: value for name, value in form.items() if name != "lora_rank"}
+        if not self.adapters:
+            return {}
+        form = form_settings(read_info(self.top).settings)
+        del form["lora_rank"]
+        return form
 
     def answer_settings(self, config: Config, searches: bool = True) -> tuple[dict[str, Any], list[str]]:
         """How it answers, as settings, and what it says that cannot be done.

@@ -63,9 +63,10 @@ def answer_sources(files: str | None, model: SavedModel | None) -> list[Source]:
     Raises:
         UserError: there is no such file.
     """
+    path: str | Path | None = files
     if files == AUTO:
-        files = None if model is None or model.answer_list is None else str(model.answer_list)
-    return [] if files is None else find(files, "--answers")
+        path = None if model is None else model.answer_list
+    return [] if path is None else find(str(path), "--answers")
 
 
 def read_list(config: Config, sources: Sequence[Source], texts: Path) -> AnswerList:

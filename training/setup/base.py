@@ -82,10 +82,10 @@ def find_base(
     if resumed_dir is not None:
         folder = Checkpoints(resumed_dir, config.train.keep_latest_n_ckp).latest()
     is_resumed = folder is not None
-    if resumed_dir is not None and not is_resumed:
-        text = "{run} was stopped before its first checkpoint and starts again from step 1"
-        told.append(say(text, run=resumed_dir.name))
     if not is_resumed:
+        if resumed_dir is not None:
+            text = "{run} was stopped before its first checkpoint and starts again from step 1"
+            told.append(say(text, run=resumed_dir.name))
         try:
             folder, reasons = choose_start(config)
         except UserError as error:

@@ -112,7 +112,7 @@ def _room_on_disk(run: ResolvedRun) -> list[str]:
 
 def _open_folder(run: ResolvedRun, lock: RunLock, record: Mapping[str, Any]) -> None:
     config = run.config
-    if run.is_resumed and run.base is not None and Path(config.data.tokenizer_dir).resolve() == run.base.resolve():
+    if Path(config.data.tokenizer_dir).resolve().is_relative_to((run.run_dir / "checkpoints").resolve()):
         record = {**record, "tokenizer_dir": AUTO}  # The checkpoint that lends its own will go.
     if config.train.is_keep_training:
         resume_run(run.run_dir)

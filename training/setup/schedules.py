@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 from model.shapes import weight_counts
 from optimizers import OPTIMIZERS
@@ -39,6 +40,7 @@ LARGE_WEIGHTS, RATE_EXPONENT = 390e6, 0.3
 # 5 or 10 steps of warm-up only moved the jump (10 steps in all). So a model of more blocks than t5-small's learns slower by as
 # much, unless its warm-up is long: T5's own of 10,000 steps took 1e-2 with 48 blocks.
 SHALLOW_BLOCKS, SHORT_WARMUP = 12, 25
+Number = TypeVar("Number", int, float)
 # a step that goes with a weight's size, in a direction of its own, makes the weight larger by rate^2 / 2: over a long run it
 # grows by e to the sum of that, and with it all later steps. 16,000 steps at 3e-2 came to 2.7 and learnt to their end
 # (docs/recipes.md), T5's million of steps to 2.8
@@ -76,8 +78,7 @@ class Steps:
         """What the settings name; what is auto follows from the rows of the training data."""
         steps = train.max_steps
         if steps == AUTO:
-            usual_epochs = 3.0 if train.is_finetune else 1.0
-            epochs = usual_epochs if train.epochs == AUTO else float(train.epochs)
+            epochs = or_else(train.epochs, 3.0 if train.is_finetune else 1.0)
             steps = max(1, math.ceil(rows * epochs / effective_batch_size))
         steps = int(steps)
         warmup = or_else(train.warmup_steps, min(10_000, steps // 10))
@@ -105,9 +106,9 @@ class Steps:
         )
 
 
-def or_else(requested: int | str, otherwise: int) -> int:
-    """A number that was asked for, or where it is auto another."""
-    return otherwise if requested == AUTO else int(requested)
+def or_else(requested: float | str, otherwise: Number) -> Number:
+    """A number that was asked for, or where it is auto another, which is of the same type."""
+    return otherwise if requested == AUTO else type(otherwise)(requested)
 
 
 def _highest_rate(

@@ -50,7 +50,7 @@ def prepare_run(
     identity = identify(config, held, group)
     with identity.monitor.phase("prepare"), group.first_here():
         start = find_base(identity.config, identity.run_dir, identity.resumed_dir, metrics)
-        screen = Progress(1, group.is_main, is_quiet=config.run.quiet)
+        screen = Progress(1, group.is_main, is_quiet=identity.config.run.quiet)
         for text in (*identity.budget.warnings, *start.told):
             screen.note(text)
         data = load_data(start, identity.resumed_dir, identity.budget.available_bytes)
@@ -92,7 +92,7 @@ def set_up(prepared: PreparedRun, group: Group, device: Device) -> ResolvedRun:
     said = identity.budget.warnings
     notes = [*identity.notes, *start.notes, *data.notes, *(note for note in hardware.notes if note not in said)]
     run = ResolvedRun(
-        **{**vars(beginning), "config": spec.settings},
+        **vars(replace(beginning, config=spec.settings)),
         run_dir=identity.run_dir,
         spec=spec,
         task=data.task,

@@ -139,12 +139,14 @@ def test_a_folder_is_not_taken_for_a_name_on_the_hub() -> None:
 def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def fetch(name: str, local_dir: str, allow_patterns: list[str]) -> None:
+    def fetch(name: str, local_dir: str, allow_patterns: list[str], revision: None) -> None:
         asked.append(allow_patterns)
         save_trained(Path(local_dir))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda name: ["model.safetensors", "pytorch_model.bin"])
+    monkeypatch.setattr(
+        "huggingface_hub.list_repo_files", lambda name, revision: ["model.safetensors", "pytorch_model.bin"]
+    )
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     config = settings(tmp_path, finetune_from="google/flan-t5-small", allow_download=True)
     assert choose_start(config) == (Path("models/flan-t5-small"), [])
