@@ -178,13 +178,13 @@ def _run(name: str, config: Config) -> None:
     if name in ("train", "dpo"):
         from training.processes.launch import is_alone
         from training.setup.identify import check_torch_can_load
-        from training.setup.stages import stages_before_torch
+        from training.setup.stages import prepare_run
 
         with ExitStack() as held:
             run = None
             if is_alone():  # Several processes need torch to agree with each other.
-                check_torch_can_load(config)
-                run = stages_before_torch(config, held)  # Rows are prepared while this process is small.
+                check_torch_can_load(config.run, config.memory.memory_budget)
+                run = prepare_run(config, held)  # Rows are prepared while this process is small.
             from trainer_low_mem import LowMemTrainer
 
             over_budget = LowMemTrainer(config, run=run).train().over_budget()

@@ -62,13 +62,12 @@ from training.report.run_log import Listener, RunLog
 from training.report.summary import Summary, resume_command
 from training.report.trackers import tracker_names, trackers
 from training.saving import save
-from training.setup.commit import commit, headline
+from training.setup.commit import headline
 from training.setup.dpo_reference import attach_reference
 from training.setup.hub import push
-from training.setup.machine import fit_machine
-from training.setup.plan import choose_plan, plan_again
+from training.setup.plan import plan_again
 from training.setup.resolved import ResolvedRun
-from training.setup.stages import stages_before_torch
+from training.setup.stages import PreparedRun, prepare_run, set_up
 
 __all__ = ["LowMemTrainer", "plot"]
 SHOWN_ROWS = 2  # of the data, when a run begins
@@ -98,7 +97,7 @@ class LowMemTrainer:
         config: from `config.load("train", {...})`, or built by hand.
         callbacks: called on the main process with each event of the run, a dict as in a line of metrics.jsonl; one that returns
             "stop" ends the run behind its step, saved, and "save" has it write a checkpoint.
-        run: the run as the stages before torch have left it; None: they are still to come.
+        run: the run with its rows prepared; None: that is still to come.
         metrics: of your own, name -> function(answers, references) of two lists of texts that gives a number, of which more is
             better: evaluations log it, of `eval_generate_rows` rows (auto: `eval_rows`), and `metric_for_best` may name it.
     """
@@ -107,7 +106,7 @@ class LowMemTrainer:
         self,
         config: Config,
         callbacks: Sequence[Listener] = (),
-        run: ResolvedRun | None = None,
+        run: PreparedRun | None = None,
         metrics: Mapping[str, OwnMetric] | None = None,
     ) -> None:
         if metrics and config.metrics.eval_generate_rows == AUTO:
@@ -131,7 +130,9 @@ class LowMemTrainer:
         speak(config.run.language)
         refuse([*foreign_engines(), *launch_problems()])
         tune_malloc("small")  # until the plan has chosen
-        output = config.run if self.run is None else self.run.config.run  # Of a run that goes on, what it has saved.
+        output = (
+            config.run if self.run is None else self.run.data.config.run
+        )  # Of a run that goes on, what it has saved.
         device = devices.pick(output.device, local_rank(), local_processes())
         self.accelerator = Accelerator(
             cpu=device.name == "cpu",
@@ -142,11 +143,8 @@ class LowMemTrainer:
         assert self.accelerator.num_processes >= num_processes(), "processes that know nothing of each other"
         with ExitStack() as held:
             self.group = held.enter_context(Group(self.accelerator))
-            run = self.run or stages_before_torch(config, held, self.group, self.metrics)
-            run.group = self.group
-            fit_machine(run, device)
-            choose_plan(run)
-            commit(run)
+            prepared = self.run or prepare_run(config, held, self.group, self.metrics)
+            run = set_up(prepared, self.group, device)
             if self.group.is_main:
                 held.callback(restore_replaced_run, run.run_dir)  # where it is not deleted once the run has begun
             self._begin(run, held)

@@ -16,7 +16,7 @@ from settings.tasks import MODEL_HEADS
 from training.loaded_model import note
 from training.processes.launch import num_processes
 from training.saved_model import SavedModel, find_model, saved_note
-from training.setup.answer_list import read_answers
+from training.setup.answer_list import answer_sources, describe, read_list
 
 
 def check_one_process(command: str) -> None:
@@ -78,10 +78,17 @@ def find_answering(
         idle = without_effect(config, ("num_beams", "temperature")) if searches else []
         ranking = ranking_problems(config.metrics.metrics, config.answer.num_answers, config.generate.num_beams)
         refuse([*ranking, *idle])
-        for text in [*model.unknown_key_notes, *saved_note(config)]:
+        for text in [*model.unknown_key_notes, *saved_note(config.as_dict(), config.origin)]:
             note(text)
-    settings, tree = read_answers(config, model)
-    return with_changes(config, **settings), model, tree
+    sources = answer_sources(config.answer.answers, model)
+    writes_text = MODEL_HEADS[model.shape.head].writes_text
+    if sources and not writes_text and config.given("answers"):
+        raise UserError("--answers = {answers}, is for models that write text; omit it", answers=config.answer.answers)
+    if not sources or not writes_text:
+        return config, model, None
+    answers = read_list(config, sources, model.tokenizer)
+    note(describe(answers.tree, sources))
+    return with_changes(config, **answers.settings), model, answers.tree
 
 
 def refuse_other_head(model: SavedModel, command: str) -> None:

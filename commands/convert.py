@@ -99,7 +99,7 @@ def convert(config: Config) -> Conversion | None:
             )
         path = source / CONFIG_FILE
         published = shape_from(path, read_json(path), TensorFolder(source, config.convert.allow_pickle))
-        shape = with_head(published, config)
+        shape = with_head(published, config.model, config.given)
     with new_folder(config.answer.output, config.run.overwrite, source) as partial:
         dtype, difference = _write_weights(config.convert, shape, source, partial)
         tokenizer = copy_companions(SavedModel.read(source), partial)

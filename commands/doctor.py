@@ -25,6 +25,7 @@ from settings.alternatives import with_changes
 from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
+from settings.tasks import default_objective
 from training.report.progress import Progress
 from training.report.wording import about
 from training.saved_model import SHAPE_SETTINGS, find_model
@@ -94,7 +95,9 @@ def examine_devices(device: str, run: Config | None) -> tuple[dict[str, Any], Ma
     from devices.inventory import device_report
     from training.setup.plan import machine_for
 
-    return device_report(device), None if run is None else machine_for(run)
+    return device_report(device), None if run is None else machine_for(
+        device, run.memory.memory_budget, weights_folder(run.memory, run.run)
+    )
 
 
 def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | None]]:
@@ -110,13 +113,17 @@ def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | N
         variations.append(("sequence length", length, {**single_row, "max_seq_len": length}))
     for rank in LORA_RANKS:
         variations.append(("LoRA rank", rank, {**single_row, "lora_rank": rank, "optimizer": optimizer}))
+    objective = config.data.objective
+    if objective == AUTO:
+        objective = default_objective(config.train.is_finetune)
     cases: list[tuple[Case, RunSpec | None]] = []
     for kind, label, changes in variations:
         # Samples at the end of a run would take time here, and no memory.
-        changed = with_changes(config, sample_rows=0, **changes)
+        changed = with_changes(config, sample_rows=0, objective=objective, **changes)
         case: Case = {"kind": kind, "label": str(label), "load_bytes": None, "peak_bytes": None, "seconds": None}
         try:
-            spec = resolve(changed, machine, Rows.as_set(changed))
+            rows = Rows.as_set(changed.data, objective, changed.train.eval_rows)
+            spec = resolve(changed, machine, rows)
         except DoesNotFit as error:
             cases.append(({**case, "outcome": say("does not fit: {need}", need=error.problems[-1])}, None))
         else:

@@ -100,7 +100,7 @@ def generate(config: Config) -> None:
             *(data.max_seq_len, data.prompt_template, data.source_prefix, data.prompt_column, data.text_column),
             *(data.response_column, data.prepare_text, config.run.seed, config.answer.num_answers),
             vars(config.generate),
-            sources_fingerprint(answer_sources(config, model)),
+            sources_fingerprint(answer_sources(config.answer.answers, model)),
         ]
         output = UnfinishedFile(path, config.run.overwrite, _identity(model, source, settings), ".jsonl")
     if only_pretrained(model.top) and "<extra_id_" not in source:

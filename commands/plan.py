@@ -44,10 +44,9 @@ from training.checkpoints.runs import check_name
 from training.report.progress import Progress
 from training.report.summary import parts_rows, plan_rows
 from training.report.wording import duration
-from training.setup.answer_list import foreseen_tree
+from training.setup.answer_list import answer_sources, foreseen_tree
 from training.setup.base import find_base
-from training.setup.data import fits_table, reopens_files, rows_for
-from training.setup.resolved import ResolvedRun
+from training.setup.data import reopens_files, rows_for
 from training.setup.resolving import Rows, RunSpec, resolve
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
 from units import format_size
@@ -86,8 +85,10 @@ def plan(config: Config) -> None:
     config, notes, done = _with_start(config)
     tree_bytes = 0
     try:
-        tree_bytes, of_answers = foreseen_tree(config)
-        notes += [of_answers] * bool(of_answers)
+        sources = answer_sources(config.answer.answers, None)
+        if sources:
+            tree_bytes, of_answers = look(config, foreseen_tree, config, sources, always_in_child=True)
+            notes += [of_answers] if of_answers else []
     except UserError:
         if targets == [AUTO]:
             raise  # Else the list may lie where the run will be.
@@ -116,41 +117,44 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
     Raises:
         UserError: what was named is not there, and no --model_preset says what it is like.
     """
-    run = ResolvedRun(config)
-    if goes_on(config):
-        run.resumed_dir = find_run_to_resume(config.run.output_dir, config.run.run_name)
-        run.config = replace(resumed_config(config, run.resumed_dir), plan=config.plan)
+    run_dir = Path(config.run.output_dir, config.run.run_name)
+    resumed_dir = None
+    asked = config
+    if goes_on(config.run, config.train.is_keep_training):
+        run_dir = resumed_dir = find_run_to_resume(config.run.output_dir, config.run.run_name)
+        asked = replace(resumed_config(config, run_dir), plan=config.plan)
     elif config.run.run_name != AUTO:
         refuse(check_name(config.run.run_name))
     try:
-        find_base(run, reads_weights=False)
+        start = find_base(asked, run_dir, resumed_dir, reads_weights=False)
     except UserError as error:
         needs_base = config.task.needs_base
         names_base = config.train.is_finetune or config.train.finetune_from not in (AUTO, None)
-        if run.resumed_dir or not (needs_base or (names_base and config.given("model_preset"))):
+        if resumed_dir or not (needs_base or (names_base and config.given("model_preset"))):
             raise
         reason = error.problems[0].splitlines()[0]
         text = say(
             "{reason}; planned for --model_preset={model_preset}", reason=reason, model_preset=config.model_preset
         )
         return config, [text], 0
-    if run.resumed_dir is not None and run.base is not None and run.is_resumed:
-        done = step_of(run.base)
-        return run.config, [say("{run} continues after step {step}", run=run.resumed_dir.name, step=done)], done
-    if run.base is not None:
-        return run.config, run.told or [say("starting from {model}", model=run.base)], 0
+    if start.is_resumed:
+        assert start.folder is not None
+        done = step_of(start.folder)
+        return start.config, [say("{run} continues after step {step}", run=run_dir.name, step=done)], done
+    if start.folder is not None:
+        return start.config, start.told or [say("starting from {model}", model=start.folder)], 0
+    known = start.config
     tokens = 0
-    if run.config.data.train_file is not None and fits_table(run.config):
+    if known.data.train_file is not None and not (known.given("vocab_size") or known.task.writes_text):
         with suppress(UserError, NotMade):  # What is wrong is said where the rows are looked at.
-            data = look(run.config, find_prepared, run.config)
+            data = look(known, find_prepared, known)
             if data is not None:
                 tokens = Tokenizer.load(data.tokenizer_dir).size
             else:
-                asked = run.config
-                groups = asked.data, asked.train.is_finetune, asked.model, asked.tokenizer, asked.cleaning
-                sample = look(asked, estimate_lengths, *groups)
+                groups = known.data, known.train.is_finetune, known.model, known.tokenizer, known.cleaning
+                sample = look(known, estimate_lengths, *groups)
                 tokens = 0 if sample is None else sample.vocabulary
-    return with_changes(run.config, vocab_size=rows_for(tokens)) if tokens else run.config, run.told, 0
+    return with_changes(known, vocab_size=rows_for(tokens)) if tokens else known, start.told, 0
 
 
 def _planned(config: Config, target: str, done: int, tree_bytes: int) -> PlannedRun:
@@ -163,10 +167,12 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
     """
     budget = config.memory.memory_budget
     if target == AUTO:
-        machine = this_machine(budget, config.run.num_threads, weights_folder(config.memory, config.run))
+        folder = weights_folder(config.memory, config.run)
+        machine = this_machine(budget, config.run.num_threads, folder)
         if config.run.device != "cpu" and (config.run.device != AUTO or may_have_gpu()):
             try:
-                machine = call(MACHINE, config, setup=prepare_environment, is_quiet=True)
+                of_device = config.run.device, budget, folder
+                machine = call(MACHINE, *of_device, setup=prepare_environment, is_quiet=True)
             except ChildDied as death:
                 print(say("planned for the CPU, as torch does not start: {error}", error=str(death)), file=sys.stderr)
     else:
@@ -175,6 +181,7 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
     if machine.base_bytes:
         machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes)
     rows = Rows.known(config, machine)
+    config = with_changes(config, objective=rows.objective)
     try:
         spec = _counted(resolve(config, machine, rows, done=done))
     except DoesNotFit as error:
@@ -222,7 +229,11 @@ def _counted(spec: RunSpec) -> RunSpec:
     if spec.rows.sample is not None:
         count = 0 if config.train.max_steps != AUTO else spec.rows.sample.about_rows
         try:
-            peak = format_size(resolve(config, spec.machine, Rows.as_set(config)).plan.peak_bytes)
+            peak = format_size(
+                resolve(
+                    config, spec.machine, Rows.as_set(config.data, spec.rows.objective, config.train.eval_rows)
+                ).plan.peak_bytes
+            )
             remarks.append(
                 say("{peak} if all rows were as long as --max_seq_len and --max_target_len allow", peak=peak)
             )
@@ -285,7 +296,7 @@ def _show_tables(planned: PlannedRun, target: str, notes: list[str]) -> None:
             title = say("does not fit on the disk: {what}", what=what)
         free = say("{need}; {size} free", need=disk, size=format_size(free_bytes(config.run.output_dir)))
         disk = join("; ", [*problems, *remarks] or [free])
-    reopens = reopens_files(config, spec.machine.available_bytes)
+    reopens = reopens_files(config.memory.ultra_low_mem, spec.machine.available_bytes)
     first, *others = plan_rows(chosen, weight_counts(config.model)["total"], reopens, disk)
     if chosen.seconds_total is None:
         untimed = say(

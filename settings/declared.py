@@ -772,11 +772,15 @@ class Config:
         )
         return dataclasses.replace(self, **groups_of({**self.as_dict(), **values}))
 
-    def with_saved(self, values: Mapping[str, Any]) -> Config:
-        """The same settings, and in place of those that the user has not named what a saved model says, by flat name."""
+    def with_saved(self, values: Mapping[str, Any], **conditions: Any) -> Config:
+        """The same settings, and in place of those that the user has not named what a saved model says, by flat name.
+
+        Args:
+            conditions: what is so whatever the user has named, as the shape of the model that a run starts from.
+        """
         heeded = {name: value for name, value in values.items() if not self.named(name)}
         origins = (*self.origins, *((name, SAVED) for name in heeded))
-        return dataclasses.replace(self, **groups_of({**self.as_dict(), **heeded}), origins=origins)
+        return dataclasses.replace(self, **groups_of({**self.as_dict(), **heeded, **conditions}), origins=origins)
 
     def as_dict(self) -> dict[str, Any]:
         """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""

@@ -187,18 +187,19 @@ def load_model(
     stored = hf_format.stored_dtype(saved.base)
     compute = _compute_dtype(config.memory.mixed_precision, device, stored)
     held = HeldModel.of(shape, name_of(stored), name_of(compute), base_bytes)
-    held = _hold(config, device, budget, held, least or AnswerBatch.by(config.generate, 1, config.data.max_seq_len))
+    folder = weights_folder(config.memory, config.run)
+    least = least or AnswerBatch.by(config.generate, 1, config.data.max_seq_len)
+    weights_in = weights_in_to_try(config.memory.weights_in, folder, Machine(budget.limit(), budget.limit()))
+    held = _hold(config.memory.mixed_precision, weights_in, device, budget, held, least)
     tune_malloc(held.plan.malloc)
     storage = dtype_of(held.plan.storage)
-    offloaded = offloaded_store(held.plan, device, weights_folder(config.memory, config.run))
-    t5 = hf_format.load(
-        saved.base,
-        storage,
-        device.torch_device,
-        expect=shape,
-        allocate=offloaded.allocate if offloaded else None,
-        filling=offloaded.filling if offloaded else in_memory,
-    )
+    offloaded = offloaded_store(held.plan, device, folder)
+    allocate = None
+    filling = in_memory
+    if offloaded is not None:
+        allocate = offloaded.allocate
+        filling = offloaded.filling
+    t5 = hf_format.load(saved.base, storage, device.torch_device, expect=shape, allocate=allocate, filling=filling)
     adapters = attach(t5, list(saved.adapters), saved.base) if saved.adapters else None
     weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
     objective = LabelObjective(t5.label_head) if t5.label_head is not None else None
@@ -225,17 +226,16 @@ def _compute_dtype(requested: str, device: Device, stored: torch.dtype) -> torch
     return choice.dtype
 
 
-def _hold(config: Config, device: Device, budget: Budget, model: HeldModel, least: AnswerBatch) -> HeldModel:
+def _hold(
+    requested: str, weights_in: list[str], device: Device, budget: Budget, model: HeldModel, least: AnswerBatch
+) -> HeldModel:
     """The first rung that fits; that the weights are rounded is said."""
     total = budget.limit()
     stored, compute = model.plan.storage, model.plan.compute
-    requested = config.memory.mixed_precision
     if requested == AUTO and num_processes() > 1:
         requested = "no"  # Each process chooses for itself, so that none may round.
     scores = 0 if device.is_host else traits_of(device.torch_device).scores
     model = replace(model, plan=replace(model.plan, kernels=kernels() is not None, scores=scores))
-    folder = weights_folder(config.memory, config.run)
-    weights_in = weights_in_to_try(config.memory.weights_in, folder, Machine(total, total))
     candidates = list(rungs(model, storage_dtypes(stored, compute, requested), stored, weights_in))
     held = first_that_fits(candidates, total, lambda candidate: candidate.answering(least))
     if held is None:

@@ -41,7 +41,7 @@ from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import generate
 from training.setup.answer_list import TREE_FILE
 from training.setup.build import build
-from training.setup.resolved import ResolvedRun
+from training.setup.resolved import Beginning
 
 PRODUCT_SIDE = 512  # Large enough for the library of products to take its buffers.
 LEAST_STEPS = 4  # The optimizer's state is made in the first, and the heap settles after the third.
@@ -139,11 +139,9 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
     base_bytes = 0 if device.is_separate_memory else peak_bytes()
     tune_malloc(request.choice.malloc)
     with peaks.phase("load"):
-        run = ResolvedRun(config, base=request.base)
-        run.device = device
         if request.data and request.data.answers:
-            run.tree = AnswerTree.load(request.data.answers / TREE_FILE)
-        engine = build(run, request.choice)
+            held.append(AnswerTree.load(request.data.answers / TREE_FILE))
+        engine = build(Beginning(config=config, device=device, base=request.base), request.choice)
         cleaner.settle()
 
     task = config.task

@@ -10,6 +10,7 @@ nothing, and `saved_note` says so in one line.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +34,14 @@ from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, near_path, parse, read_settings_file
 from settings.precedence import SAVED
+from settings.tasks import MODEL_HEADS
 from training.checkpoints.runs import model_folder, runs_newest_first
 
 SHAPE_SETTINGS = tuple(member.name for member in fields(T5ModelConfig) if member.name != "dropout_rate")
 # These follow from the tokenizer, so that a preset of another vocabulary is no other shape.
 TOKENIZER_SETTINGS = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+# Origins of what the user has chosen, setting by setting:
+GIVEN = ("flag", "file", "edited")
 HEAD_SETTINGS = ("labels", "pooling", "head_kind", "num_decoder_layers")
 # Of how its base answers, what a model that is trained on from it takes over.
 INHERITED_ANSWERS = (*HEEDED, "max_new_tokens")
@@ -70,10 +74,9 @@ class SavedModel:
         """
         named = [Path(word.strip()) for word in (adapters or "").split(",") if word.strip()]
         refuse([_no_adapter(path) for path in named if not is_adapter(path)])
-        if folder is None:
-            folder = cls(named[0]).base
-        own = [Path(folder)] if is_adapter(folder) else []
-        return cls(Path(folder), (*own, *named), moved_base)
+        folder = cls(named[0]).base if folder is None else Path(folder)
+        own = [folder] if is_adapter(folder) else []
+        return cls(folder, (*own, *named), moved_base)
 
     @cached_property
     def base(self) -> Path:
@@ -84,8 +87,9 @@ class SavedModel:
         """
         if not is_adapter(self.folder):
             return self.folder
-        is_moved = self.moved_base is not None and not is_adapter(self.moved_base)
-        base = Path(str(self.moved_base) if is_moved else read_info(self.folder).base)
+        base = Path(read_info(self.folder).base)
+        if self.moved_base is not None and not is_adapter(self.moved_base):
+            base = Path(self.moved_base)
         if is_adapter(base):
             raise UserError(
                 "{folder}, is an adapter for {base}, which is an adapter as well; merge that one first",
@@ -145,7 +149,7 @@ class SavedModel:
             UserError: a setting that rows or answers depend on has a value that it cannot have.
         """
         paths = (folder / SETTINGS_FILE for folder in (self.top, *self.top.parents[:2]))
-        path = next((path for path in paths if path.is_file()), None)
+        path = next(filter(Path.is_file, paths), None)
         return {} if path is None else _read_settings(path)
 
     def settings_of(self, *names: str) -> dict[str, Any]:
@@ -155,8 +159,11 @@ class SavedModel:
     @property
     def adapter_form(self) -> dict[str, Any]:
         """The form of the adapter but for its rank, as settings that a run which goes on with it takes over; of a whole model none."""
-        form = form_settings(read_info(self.top).settings) if self.adapters else {}
-        return {name: value for name, value in form.items() if name != "lora_rank"}
+        if not self.adapters:
+            return {}
+        form = form_settings(read_info(self.top).settings)
+        del form["lora_rank"]
+        return form
 
     def answer_settings(self, config: Config, searches: bool = True) -> tuple[dict[str, Any], list[str]]:
         """How it answers, as settings, and what it says that cannot be done.
@@ -167,11 +174,12 @@ class SavedModel:
             config: what the user has named in it is not looked at here.
             searches: whether there is a beam search where it answers.
         """
-        asked = config.generate
+        generate = config.generate
         overruled = {name for name, _ in config.origins if config.named(name)}
-        if asked.num_beams > 1 or ("temperature" in overruled and asked.temperature == 0.0):
+        draws = generate.temperature > 0.0
+        if generate.num_beams > 1 or ("temperature" in overruled and not draws):
             overruled.update(DRAWN)
-        if asked.temperature > 0.0 or not searches:
+        if draws or not searches:
             overruled.update(SEARCH)
         if config.answer.num_answers > 1:
             overruled.add("split_prompts")  # It joins one answer of each part.
@@ -183,27 +191,32 @@ class SavedModel:
             problems += wrong
         return settings, problems
 
-    def shape_for(self, config: Config) -> T5ModelConfig:
-        """Its shape, with the head that the user asks for.
+    def shape_for(self, model: T5ModelConfig, is_given: Callable[[str], bool]) -> T5ModelConfig:
+        """Its shape, with the head that the user asks for; arguments as of `with_head`.
 
         Raises:
             UserError: text is asked for, and it is an encoder.
         """
-        if config.model.is_text and not self.shape.is_text:
+        if MODEL_HEADS[model.head].writes_text and not MODEL_HEADS[self.shape.head].writes_text:
             raise UserError(
                 "--finetune_from = {base}, is an encoder; name its head (--head=sequence or token)", base=self.folder
             )
-        return with_head(self.shape, config)
+        return with_head(self.shape, model, is_given)
 
-    def shape_conflicts(self, config: Config) -> list[str]:
-        """The settings of its shape that the user has chosen otherwise, or a preset that the user has named."""
-        shape = self.shape_for(config)
-        return [
-            name
-            for name in SHAPE_SETTINGS
-            if getattr(shape, name) != getattr(config.model, name)
-            and (config.given(name) or (config.named(name) and name not in TOKENIZER_SETTINGS))
-        ]
+    def shape_conflicts(self, model: T5ModelConfig, origin: Callable[[str], str | None]) -> list[str]:
+        """The settings of its shape that the user has chosen otherwise, or a preset that the user has named.
+
+        Args:
+            model: the settings. origin: where each is from, as `Config.origin`.
+        """
+        shape = self.shape_for(model, lambda name: origin(name) in GIVEN)
+        conflicts: list[str] = []
+        for name in SHAPE_SETTINGS:
+            # A preset of another vocabulary is no other shape.
+            strong = GIVEN if name in TOKENIZER_SETTINGS else (*GIVEN, "preset")
+            if origin(name) in strong and getattr(shape, name) != getattr(model, name):
+                conflicts.append(name)
+        return conflicts
 
 
 def find_model(config: Config) -> SavedModel:
@@ -212,19 +225,17 @@ def find_model(config: Config) -> SavedModel:
     Raises:
         UserError: it is not there.
     """
-    named = config.checkpoint.model
+    named: str | None = config.checkpoint.model
     adapter = config.checkpoint.adapter
     if named == AUTO and adapter is not None:
         return SavedModel.read(None, adapter)
     if named == AUTO:
-        folders = (run.folder for run in runs_newest_first(config.run.output_dir) if run.model_folder is not None)
-        newest = next(folders, None)
-        if newest is None:
-            raise UserError(
-                "--model = auto, there is no trained model in {output_dir}; give a folder, or train first",
-                output_dir=config.run.output_dir,
-            )
-        named = str(newest)
+        named = next((str(run.folder) for run in runs_newest_first(config.run.output_dir) if run.model_folder), None)
+    if named is None:
+        raise UserError(
+            "--model = auto, there is no trained model in {output_dir}; give a folder, or train first",
+            output_dir=config.run.output_dir,
+        )
     folder = model_folder(named) or Path(named)
     if folder.is_file():
         raise UserError(
@@ -240,17 +251,20 @@ def find_model(config: Config) -> SavedModel:
     return SavedModel.read(folder, adapter)
 
 
-def with_head(shape: T5ModelConfig, config: Config) -> T5ModelConfig:
-    """A shape with the head that the settings ask for: its own where it has such a one, as far as none is named."""
-    asked = config.model
-    if asked.is_text:
+def with_head(shape: T5ModelConfig, model: T5ModelConfig, is_given: Callable[[str], bool]) -> T5ModelConfig:
+    """A shape with the head that the settings ask for: its own where it has such a one, as far as none is named.
+
+    Args:
+        model: the settings. is_given: whether the user has named one of them.
+    """
+    if MODEL_HEADS[model.head].writes_text:
         return shape
-    own = shape if shape.head == asked.head else asked
-    head = {name: getattr(asked if config.given(name) else own, name) for name in HEAD_SETTINGS}
+    own = shape if shape.head == model.head else model
+    head = {name: getattr(model if is_given(name) else own, name) for name in HEAD_SETTINGS}
     num_decoder_layers = shape.num_decoder_layers if head.pop("num_decoder_layers") else 0
     return replace(
         shape,
-        head=asked.head,
+        head=model.head,
         num_decoder_layers=num_decoder_layers,
         tie_word_embeddings=True,
         scale_decoder_outputs=True,
@@ -268,15 +282,20 @@ def form_settings(form: LoraSettings) -> dict[str, Any]:
     }
 
 
-def saved_note(config: Config) -> list[str]:
-    """In one line, which settings are not as by default because a saved model says so; no line where none is."""
-    values = config.as_dict()
-    settings = settings_by_name()
-    names = [name for name in settings if config.origin(name) == SAVED and values[name] != settings[name][1].default]
-    if not names:
+def saved_note(values: Mapping[str, Any], origin: Callable[[str], str | None]) -> list[str]:
+    """In one line, which settings are not as by default because a saved model says so; no line where none is.
+
+    Args:
+        values: all settings. origin: where each is from, as `Config.origin`.
+    """
+    flags = [
+        f"--{name}={values[name]}"
+        for name, (_, member) in settings_by_name().items()
+        if origin(name) == SAVED and values[name] != member.default
+    ]
+    if not flags:
         return []
-    flags = ", ".join(f"--{name}={values[name]}" for name in names)
-    return [say("as the model's folder says: {settings}; flags override it", settings=flags)]
+    return [say("as the model's folder says: {settings}; flags override it", settings=", ".join(flags))]
 
 
 def _no_adapter(path: Path) -> str:
@@ -289,11 +308,11 @@ def _read_settings(path: Path) -> dict[str, Any]:
     """The settings of a run's file that this version has."""
     settings: dict[str, Any] = {}
     problems: list[str] = []
-    known = settings_by_name()
-    for name, value in read_settings_file(path).items():
-        group, member = known.get(name, ("", None))
-        if member is None:
+    saved = read_settings_file(path)
+    for name, (group, member) in settings_by_name().items():
+        if name not in saved:
             continue
+        value = saved[name]
         try:
             if isinstance(value, (dict, list)):
                 raise ValueError(say("is a table; a setting takes one value"))

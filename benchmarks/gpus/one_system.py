@@ -30,7 +30,7 @@ from engine.optimizers import Step
 from engine.step import Done
 from settings.declared import Config
 from training.setup.build import build
-from training.setup.resolved import ResolvedRun
+from training.setup.resolved import Beginning
 
 WARM_STEPS = 3  # Libraries are loaded, kernels compiled, and the optimizer's state is made.
 RATE = 1e-4
@@ -41,9 +41,7 @@ def ours(work: TracedWork, is_compiled: bool, device: Device) -> TakeStep:
     settings = {**asdict(work.model), "dropout_rate": work.dropout, "optimizer": work.optimizer}
     if HAS_COMPILE:
         settings[COMPILE] = is_compiled
-    run = ResolvedRun(Config().changed(**settings))
-    run.device = device
-    engine = build(run, work.choice)
+    engine = build(Beginning(config=Config().changed(**settings), device=device), work.choice)
     batches = batches_of(work)
     labels = sum(batch.num_labels for batch in batches)
 

@@ -20,12 +20,11 @@ from settings.declared import Config, GenerateConfig
 from settings.errors import UserError
 from settings.loading import load
 from tests.commands.test_chat import save_adapter
+from tests.training.setups import started
 from tests.training.small_runs import SMALL
 from tests.training.small_trained import SHAPE, save_trained
 from trainer_low_mem import LowMemTrainer
 from training.saved_model import SavedModel
-from training.setup.base import find_base
-from training.setup.resolved import ResolvedRun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SEARCH = GenerateConfig(num_beams=4, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2)
@@ -42,10 +41,7 @@ def how(config: Config, names: tuple[str, ...] = tuple(KEPT)) -> dict[str, Any]:
 
 def begun(**flags: Any) -> Config:
     """The settings of a training run once its base is known."""
-    config = settings("train", **flags)
-    run = ResolvedRun(config)
-    find_base(run)
-    return run.config
+    return started(settings("train", **flags)).config
 
 
 def with_answers_of(config: Config, model: SavedModel, searches: bool = True, ranks: bool = False) -> Config:

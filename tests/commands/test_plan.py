@@ -80,7 +80,7 @@ def test_a_list_of_answers_counts(tmp_path: Path, capsys: pytest.CaptureFixture[
     without, listed = told(capsys, **flags), told(capsys, **flags, answers=tmp_path / "answers.txt")
     more = listed["plan"]["components"]["base"] - without["plan"]["components"]["base"]
     config = load("train", {name: str(value) for name, value in flags.items()})
-    _, tree, _ = read_list(config, find(str(tmp_path / "answers.txt"), ""), prepare(config).tokenizer_dir)
+    tree = read_list(config, find(str(tmp_path / "answers.txt"), ""), prepare(config).tokenizer_dir).tree
     assert more == pytest.approx(tree.num_bytes, rel=0.1) and "answers.txt" in listed["start"][-1]
     made = told(capsys, **flags, answers=tmp_path / "answers.txt")["plan"]["components"]["base"]
     assert made - without["plan"]["components"]["base"] == tree.num_bytes
@@ -141,7 +141,7 @@ def test_the_device_is_the_one_that_train_takes(
     card = FakeDevice(GIB, name="fake GPU")
     monkeypatch.setattr(planning, "pick", lambda asked: card)
     monkeypatch.setattr(plan_command, "may_have_gpu", lambda: True)
-    monkeypatch.setattr(plan_command, "call", lambda function, config, **limits: planning.machine_for(config))
+    monkeypatch.setattr(plan_command, "call", lambda function, *asked, **limits: planning.machine_for(*asked))
     found = told(capsys, memory_budget="2G")
     assert found["machine"]["device"] == "fake device" and found["machine"]["has_own_memory"]
     assert 0 < found["plan"]["budget_bytes"] <= GIB

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from memory.processes import has_proc
 from settings.loading import load
 from tests.training.setups import opened
 from training.setup import plan as planning
-from training.setup.resolving import Rows
 from units import GIB, MIB
 
 CHOICE = ExecutionPlan(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
@@ -106,12 +104,10 @@ def test_a_later_run_plans_as_the_first_did(tmp_path: Path) -> None:
     config = load("train", {name: str(value) for name, value in flags.items()})
 
     def plan() -> Plan:
-        run = copy(opened(config))
-        run.budget = Budget(GIB, None, 16 * GIB, (), "flag", 0)
-        run.base_bytes = 200 * MIB
-        machine = planning.machine_of(run.device, run.budget, run.base_bytes, 1)
-        rows = Rows.ahead(run.config, machine, run.prepared, run.loader, run.validation)
-        return planning.plan_here(run, rows).plan
+        run, data = opened(config)
+        budget = Budget(GIB, None, 16 * GIB, (), "flag", 0)
+        rows = planning.look_ahead(run, data, budget)
+        return planning.plan_here(run, data, rows, budget, 200 * MIB).plan
 
     first = plan()
     later = plan()

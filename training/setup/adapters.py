@@ -25,7 +25,7 @@ from model.lora.form import AdapterInfo
 from model.lora.freezing import freeze
 from model.lora.token_rows import TokenRows
 from model.t5 import T5
-from settings.declared import Config
+from settings.declared import LoraConfig
 from settings.errors import UserError, refuse
 from training.setup.adapter_settings import form_problems, lora_settings
 
@@ -55,25 +55,35 @@ def note_origin(folder: Path, origin: str | Path) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf8")
 
 
-def choose_trained(model: T5, config: Config, start: Path | None = None, base: Path | None = None) -> T5:
+def choose_trained(
+    model: T5,
+    lora: LoraConfig,
+    freeze_words: str | None,
+    seed: int,
+    start: Path | None = None,
+    base: Path | None = None,
+) -> T5:
     """Put on the adapters of a run and freeze what its settings name.
 
     Args:
+        freeze_words: the setting `freeze`.
         start: a folder with adapters to continue from; others begin at zero. base: folder of the model's own weights.
     Raises:
         UserError: settings that this model cannot follow; adapters of another base or form.
     Memory: the adapters.
     """
-    settings = lora_settings(config, model.config)
+    settings = lora_settings(lora, model.config)
     if settings is not None:
-        add_adapters(model, settings, config.run.seed)
-        known = fingerprint_of(base) if base is not None else ""
+        add_adapters(model, settings, seed)
+        info = AdapterInfo(settings, "", "")
+        if base is not None:
+            info = AdapterInfo(settings, str(base.resolve()), fingerprint_of(base))
         if start is not None and is_adapter(start):
             refuse(form_problems(settings, start))
-            _check_fingerprint(start, read_info(start), known)
+            _check_fingerprint(start, read_info(start), info.fingerprint)
             use_adapters(model, *load_adapters(model, start))
-        model.adapter_info = AdapterInfo(settings, "" if base is None else str(base.resolve()), known)
-    freeze(model, config.train.freeze or "")
+        model.adapter_info = info
+    freeze(model, freeze_words or "")
     return model
 
 
@@ -98,12 +108,16 @@ class AdapterSet:
         Raises:
             UserError: no such adapter.
         """
-        if name is not None and name not in self.by_name:
+        if name is None:
+            use_adapters(self.model, {}, None)
+            self.model.adapter_info = None
+            return
+        if name not in self.by_name:
             raise UserError(
                 "adapter = {name}, is not loaded; there are: {by_name}", name=name, by_name=join(", ", self.by_name)
             )
-        use_adapters(self.model, *(({}, None) if name is None else self.by_name[name]))
-        self.model.adapter_info = None if name is None else self.infos[name]
+        use_adapters(self.model, *self.by_name[name])
+        self.model.adapter_info = self.infos[name]
 
 
 def attach(model: T5, folders: Sequence[str | Path], base: Path | None = None) -> AdapterSet:
@@ -116,19 +130,21 @@ def attach(model: T5, folders: Sequence[str | Path], base: Path | None = None) -
         UserError: no adapter, one for another base, or two of one name.
     Memory: the adapters.
     """
-    names = [Path(folder).resolve().name for folder in folders]
-    if len(set(names)) < len(names):
-        raise UserError("--adapter = {map}, folders of one name; rename one of them", map=",".join(map(str, folders)))
-    known = "" if base is None else fingerprint_of(base)
-    infos = {name: read_info(folder) for name, folder in zip(names, folders, strict=True)}
-    for folder, info in zip(folders, infos.values(), strict=True):
-        _check_fingerprint(folder, info, known)
-    loaded = {name: load_adapters(model, folder) for name, folder in zip(names, folders, strict=True)}
-    adapters = AdapterSet(model, loaded, infos)
-    adapters.set_adapter(names[0])
-    for by_path, rows in loaded.values():
-        for module in (*by_path.values(), *([] if rows is None else [rows])):
+    fingerprint = "" if base is None else fingerprint_of(base)
+    adapters = AdapterSet(model, {}, {})
+    for folder in folders:
+        name = Path(folder).resolve().name
+        if name in adapters.by_name:
+            text = "--adapter = {map}, folders of one name; rename one of them"
+            raise UserError(text, map=",".join(map(str, folders)))
+        info = read_info(folder)
+        _check_fingerprint(folder, info, fingerprint)
+        by_path, rows = load_adapters(model, folder)
+        for module in filter(None, (*by_path.values(), rows)):
             module.requires_grad_(False)
+        adapters.by_name[name] = by_path, rows
+        adapters.infos[name] = info
+    adapters.set_adapter(next(iter(adapters.by_name)))
     return adapters
 
 

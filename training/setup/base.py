@@ -7,6 +7,8 @@ has named (`training.saved_model`). Nothing is loaded, but for the headers of fi
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,167 +20,169 @@ from model.formats.checksums import refuse_damaged
 from model.formats.headers import TensorHeaders
 from model.formats.shape_file import misfits, read_config
 from settings.consistency import check, ranking_problems, writes_answers
-from settings.declared import Config, T5ModelConfig
+from settings.declared import Config, LoraConfig, T5ModelConfig
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from settings.loading import label
-from settings.tasks import command_of
 from training.checkpoints.folder import Checkpoints
 from training.evaluation.scores import check_decisive, metric_names
 from training.saved_model import INHERITED_ANSWERS, SHAPE_SETTINGS, SavedModel, saved_note
 from training.setup.adapter_settings import check_trained
-from training.setup.resolved import ResolvedRun
 from training.setup.start import choose_start
 
 
-def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
+@dataclass(frozen=True)
+class Start:
+    """What a run starts from.
+
+    Args:
+        config: the settings, with what follows from the start in them.
+        folder: of the weights; None: they are random.
+        model: what that folder says.
+        moved_base: where the base of an adapter lies now; None: where the adapter says.
+        is_resumed: it is a checkpoint of this very run.
+        told: what is said at once of a choice that the user did not make.
+        notes: what is said when the log is open.
+    """
+
+    config: Config
+    folder: Path | None
+    model: SavedModel | None
+    moved_base: str | None
+    is_resumed: bool
+    told: list[str]
+    notes: list[str]
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint of this very run that it goes on from; None: it begins."""
+        return self.folder if self.is_resumed else None
+
+
+def find_base(
+    config: Config,
+    run_dir: Path,
+    resumed_dir: Path | None = None,
+    own_metrics: Collection[str] = (),
+    reads_weights: bool = True,
+) -> Start:
     """Decide which weights a run starts from, and take over its shape, tokenizer, adapters' form and way of answering.
 
     Args:
+        run_dir: folder of the run, which need not be there. resumed_dir: the same for a run that goes on; None: a new run.
+        own_metrics: names of the user's own metrics.
         reads_weights: compare the files with their checksums, which reads them once.
     Raises:
         UserError: what was named is not there, damaged, of another shape, or the adapters cannot stand on it.
     """
-    config = run.config
-    metric_names(
-        config.metrics.metrics, config.answer.num_answers
-    )  # Unknown names would be found at the first evaluation, or never.
-    best, validation_file = config.train.metric_for_best, config.data.validation_file
-    check_decisive(best, validation_file, run.metrics, config.task.scores, writes_answers(config.metrics))
-    try:
-        folder, notes = choose_start(config, run.resumed_dir)
-    except UserError as error:
-        # Files may be missing as well, and would be told only once this is mended.
-        raise UserError(*error.problems, *file_problems(config.data)) from None
-    run.told += notes
-    run.base = folder
-    start = run.start
-    if run.resumed_dir is None:
-        _refuse_to_replace_its_start(config, start)
-    decided = _resolved_start(run)
+    train = config.train
+    metrics = config.metrics
+    num_answers = config.answer.num_answers
+    metric_names(metrics.metrics, num_answers)  # Unknown names would be found at the first evaluation, or never.
+    label_scores = config.task.scores
+    held_out = config.data.validation_file
+    check_decisive(train.metric_for_best, held_out, own_metrics, label_scores, writes_answers(metrics))
+    told: list[str] = []
+    folder = None
+    if resumed_dir is not None:
+        folder = Checkpoints(resumed_dir, config.train.keep_latest_n_ckp).latest()
+    is_resumed = folder is not None
+    if not is_resumed:
+        if resumed_dir is not None:
+            text = "{run} was stopped before its first checkpoint and starts again from step 1"
+            told.append(say(text, run=resumed_dir.name))
+        try:
+            folder, reasons = choose_start(config)
+        except UserError as error:
+            # Files may be missing as well, and would be told only once this is mended.
+            raise UserError(*error.problems, *file_problems(config.data)) from None
+        told += reasons
+    moved_base = str(config.train.finetune_from) if config.origin("finetune_from") == "flag" else None
+    model = None if folder is None else SavedModel.read(folder, moved_base=moved_base)
     layer: dict[str, Any] = {}
-    if start is not None:
+    conditions: dict[str, Any] = {"run_name": run_dir.name}
+    notes: list[str] = []
+    if resumed_dir is None:
+        _refuse_to_replace_its_start(run_dir, model, config.data.tokenizer_dir)
+        # A resume before the first checkpoint starts from the same weights.
+        conditions["finetune_from"] = None if folder is None else str(folder)
+        conditions["is_keep_training"] = False
+    if model is not None:
         if reads_weights:
-            # A checkpoint of a run that goes on was compared before.
-            for path in start.folders if run.resumed_dir is None else [start.base]:
+            for path in model.folders:
                 refuse_damaged(path, "finetune_from")
-        layer = _inherited(start, run)
-        decided |= _conditions(start, run)
-    run.config = config.with_saved(layer).changed(**decided)
-    if run.resumed_dir is None:
-        run.notes += saved_note(run.config)
-    if start is not None:
-        refuse(check(run.config))  # A decoder of the checkpoint allows one head alone.
-    config = run.config
-    refuse(ranking_problems(config.metrics.metrics, config.answer.num_answers, config.generate.num_beams))
-    refuse(check_trained(run.config, folder))
+        shape = model.shape_for(config.model, config.given)
+        problems = [
+            say(
+                "{setting} = {value}, the checkpoint {base} has a different shape ({other_value}); omit it",
+                setting=label(name, config.origin(name)),
+                value=getattr(config.model, name),
+                base=folder,
+                other_value=getattr(shape, name),
+            )
+            for name in model.shape_conflicts(config.model, config.origin)
+            if config.given(name)
+        ]
+        refuse(problems)
+        tokenizer_dir = config.data.tokenizer_dir
+        if resumed_dir is None:
+            _refuse_other_files(model.base, shape)
+        elif config.origin("tokenizer_dir") != "flag" and not Path(tokenizer_dir).exists():
+            tokenizer_dir = AUTO  # On another machine the tokenizer may be gone; the checkpoint has the same files.
+        if tokenizer_dir == AUTO:
+            tokenizer_dir = str(model.tokenizer)
+        conditions |= {name: getattr(shape, name) for name in SHAPE_SETTINGS}
+        conditions["tokenizer_dir"] = tokenizer_dir
+        if config.data.extra_tokens is not None:
+            added, of_tokens = _added_tokens(config.data.extra_tokens, tokenizer_dir, shape.vocab_size, config.lora)
+            conditions |= added
+            notes += of_tokens
+        layer = model.adapter_form
+        if config.task.writes_text:
+            answers, unusable = model.answer_settings(config)
+            layer |= {name: answers[name] for name in INHERITED_ANSWERS if name in answers}
+            notes += [say("{problem}; the new model does not use it", problem=problem) for problem in unusable]
+            notes += model.unknown_key_notes
+    settings = config.with_saved(layer, **conditions)
+    refuse(check(settings))  # A decoder of the start allows one head alone.
+    refuse(ranking_problems(metrics.metrics, num_answers, settings.generate.num_beams))
+    refuse(check_trained(settings.model, settings.lora, settings.train.freeze, folder))
+    notes += saved_note(settings.as_dict(), settings.origin)
+    if resumed_dir is not None:
+        notes = []  # The first start of the run has said them.
+    return Start(settings, folder, model, moved_base, is_resumed, told, notes)
 
 
-def _resolved_start(run: ResolvedRun) -> dict[str, Any]:
-    """`finetune_from` as a new run keeps it, so that a resume before its first checkpoint chooses the same."""
-    train = run.config.train
-    needs_start = train.is_finetune or command_of(run.config.data.objective) == "dpo"
-    if run.resumed_dir is not None:
-        return {}
-    if train.finetune_from == AUTO and needs_start:
-        return {"finetune_from": None if run.base is None else str(run.base.absolute())}
-    if str(train.finetune_from).startswith("hf://"):
-        return {"finetune_from": str(run.base)}
-    return {}
-
-
-def _refuse_to_replace_its_start(config: Config, start: SavedModel | None) -> None:
+def _refuse_to_replace_its_start(run_dir: Path, model: SavedModel | None, tokenizer_dir: str) -> None:
     """A new run that takes the place of another may not start from what goes with it."""
-    replaced = Path(config.run.output_dir, config.run.run_name).resolve()
-    folders = [] if start is None else start.folders
-    if config.data.tokenizer_dir != AUTO:
-        folders = [*folders, Path(config.data.tokenizer_dir)]
-    for folder in folders:
-        if folder.resolve().is_relative_to(replaced):
+    folders = [] if model is None else model.folders
+    for folder in [*folders, Path(tokenizer_dir)]:
+        if folder.resolve().is_relative_to(run_dir.resolve()):
             raise UserError(
                 "--run_name = {run}, would replace {folder}, which this run starts from; choose another run",
-                run=config.run.run_name,
+                run=run_dir.name,
                 folder=folder,
             )
 
 
-def _conditions(start: SavedModel, run: ResolvedRun) -> dict[str, Any]:
-    """The shape and the tokenizer of the start, which the user cannot choose otherwise.
-
-    Raises:
-        UserError: the user has named another shape, or the files are not of the shape that they speak of.
-    """
-    config = run.config
-    shape = _shape_of_start(start, config)
-    tokenizer_dir = config.data.tokenizer_dir
-    if run.resumed_dir is None:
-        # Adapters may have more rows than the table of their base.
-        as_stored = dataclasses.replace(shape, vocab_size=read_config(start.base).vocab_size)
-        problems = misfits(TensorHeaders(start.base), as_stored)
-        refuse([say("--finetune_from = {problem}", problem=problem) for problem in problems])
-    else:
-        # A run that was stopped before its first checkpoint begins again with the model that it started from.
-        run.is_resumed = start.folder.parent == Checkpoints(run.resumed_dir, 1).folder
-        # On another machine the tokenizer may be gone, unless this start names it; the checkpoint has the same files.
-        if config.origin("tokenizer_dir") != "flag" and not Path(tokenizer_dir).exists():
-            tokenizer_dir = AUTO
-    if tokenizer_dir == AUTO:
-        tokenizer_dir = str(start.tokenizer)
-    settings = {name: getattr(shape, name) for name in SHAPE_SETTINGS}
-    return {**settings, "tokenizer_dir": tokenizer_dir, **_added_tokens(run, shape.vocab_size, tokenizer_dir)}
+def _refuse_other_files(base: Path, shape: T5ModelConfig) -> None:
+    """Refuse weights that are not of the shape which their folder speaks of; raises UserError."""
+    # Adapters may have more rows than the table of their base.
+    as_stored = dataclasses.replace(shape, vocab_size=read_config(base).vocab_size)
+    problems = misfits(TensorHeaders(base), as_stored)
+    refuse([say("--finetune_from = {problem}", problem=problem) for problem in problems])
 
 
-def _inherited(start: SavedModel, run: ResolvedRun) -> dict[str, Any]:
-    """What the start says of the form of its adapter and of its answers, for where the user has named nothing."""
-    settings = start.adapter_form
-    if not run.config.model.is_text:
-        return settings
-    answers, problems = start.answer_settings(run.config)
-    if run.resumed_dir is None:  # What the first start of a run has told is not repeated.
-        run.notes += [say("{problem}; the new model does not use it", problem=problem) for problem in problems]
-        run.notes += start.unknown_key_notes
-    return settings | {name: answers[name] for name in INHERITED_ANSWERS if name in answers}
-
-
-def _shape_of_start(start: SavedModel, config: Config) -> T5ModelConfig:
-    """The shape that a run has from its start.
-
-    Raises:
-        UserError: the user has chosen another one, each setting with its value there.
-    """
-    shape = start.shape_for(config)
-    values = config.as_dict()
-    refuse(
-        [
-            say(
-                "{setting} = {value}, the checkpoint {base} has a different shape ({other_value}); omit it",
-                setting=label(name, config.origin(name)),
-                value=values[name],
-                base=start.folder,
-                other_value=getattr(shape, name),
-            )
-            for name in start.shape_conflicts(config)
-            if config.given(name)
-        ]
-    )
-    return shape
-
-
-def _added_tokens(run: ResolvedRun, vocab_size: int, tokenizer_dir: str) -> dict[str, Any]:
-    """The settings of a model that has rows for the tokens of `extra_tokens` which the tokenizer of its base lacks."""
-    file = run.config.data.extra_tokens
-    if file is None:
-        return {}
+def _added_tokens(file: str, tokenizer_dir: str, vocab_size: int, lora: LoraConfig) -> tuple[dict[str, Any], list[str]]:
+    """The settings of a model with rows for the tokens of `extra_tokens` that the tokenizer of its base lacks; and what is told."""
     tokenizer = Tokenizer.load(tokenizer_dir)
     count = sum(tokenizer.token_to_id(token) is None for token in read_extra_tokens(file))
     if not count:
-        return {}
+        return {}, []
     first = tokenizer.size
     last = first + count - 1
-    if run.resumed_dir is None:
-        text = "{tokens} of {file} added as ids {first} to {last}; they start as the mean of their pieces"
-        run.notes.append(say(text, tokens=counted(count, "token"), file=file, first=first, last=last))
     settings: dict[str, Any] = {"vocab_size": max(vocab_size, last + 1)}
-    if run.config.lora.lora_rank and run.config.lora.lora_tokens == AUTO:
+    if lora.lora_rank and lora.lora_tokens == AUTO:
         settings["lora_tokens"] = f"{first}-{last}"
-    return settings
+    text = "{tokens} of {file} added as ids {first} to {last}; they start as the mean of their pieces"
+    return settings, [say(text, tokens=counted(count, "token"), file=file, first=first, last=last)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from settings.errors import refuse
 from settings.fields import AUTO, counted
 from storage import atomic_file, folder_bytes, writing
 from training.checkpoints.folder import Checkpoints
+from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run, note_attempt, resume_run
 from training.setup.hub import create_repository
 from training.setup.resolved import ResolvedRun
@@ -27,16 +29,25 @@ ABOVE_BOUND = 1.05  # times the rate that weights bear: below it nothing is said
 WIDE_BYTES = 3  # a weight and more: float32, where half of them would be bfloat16 or float16
 
 
-def commit(run: ResolvedRun) -> None:
-    """Check disk and the hub's repository, collect the warnings, then make the run's folder, or reopen it."""
-    run.notes += warnings_of(run)
-    run.notes += run.group.run_on_main(lambda: _room_on_disk(run))
-    if (repository := run.config.run.push_to_hub) is not None:
-        run.group.run_on_main(lambda: create_repository(repository))
-    run.group.run_on_main(lambda: _open_folder(run))
+def commit(run: ResolvedRun, lock: RunLock, record: Mapping[str, Any]) -> list[str]:
+    """Check disk and the hub's repository, then make the run's folder, or reopen it.
+
+    Args:
+        record: settings that the folder keeps with another value than the run has.
+    Returns:
+        warnings, for the log.
+    Raises:
+        UserError: the disk has no room, or the folder cannot be written.
+    """
+    notes = [*warnings_of(run), *run.group.run_on_main(partial(_room_on_disk, run))]
+    if run.config.run.push_to_hub is not None:
+        run.group.run_on_main(partial(create_repository, run.config.run.push_to_hub))
+    run.group.run_on_main(partial(_open_folder, run, lock, record))
     if run.group.is_first_here:
         note_attempt(run.run_dir)
-    run.notes += [run.lock.warning] if run.lock.warning else []
+    if lock.warning:
+        notes.append(lock.warning)
+    return notes
 
 
 def headline(run: ResolvedRun) -> str:
@@ -55,68 +66,71 @@ def headline(run: ResolvedRun) -> str:
 
 def warnings_of(run: ResolvedRun) -> Iterator[str]:
     """What is to be told of a run before its first step: where it goes on, and what its settings may do that nobody has asked for."""
-    config, asked, steps = run.config, run.spec.asked, run.spec.counted
-    total, storage = counted(steps.max_steps, "step"), run.spec.plan.choice.storage
+    asked = run.spec.asked
+    steps = run.spec.counted
+    storage = run.spec.plan.choice.storage
+    total = counted(steps.max_steps, "step")
     if run.is_resumed:
-        told = "{run} continues after step {step} of {total}"
-        yield say(told, run=config.run.run_name, step=f"{run.state.step:,}", total=total)
+        text = "{run} continues after step {step} of {total}"
+        yield say(text, run=run.config.run.run_name, step=f"{run.state.step:,}", total=total)
     elif run.start is None:
-        if asked.train.max_steps == AUTO and asked.train.epochs == AUTO and steps.max_steps < FEW_STEPS:
-            told = "{steps} are too few to train from random weights; --max_steps={more} repeats the same data"
-            yield say(told, steps=total, more=USEFUL_STEPS)
-    elif config.memory.mixed_precision == AUTO and config.memory.memory_mode != "ultra" and not config.lora.lora_rank:
-        stored, weights = TensorHeaders(run.start.base).file_bytes, weight_counts(config.model)["total"]
-        if storage != "float32" and stored >= WIDE_BYTES * weights:
-            told = (
+        if asked.train.max_steps == asked.train.epochs == AUTO and steps.max_steps < FEW_STEPS:
+            text = "{steps} are too few to train from random weights; --max_steps={more} repeats the same data"
+            yield say(text, steps=total, more=USEFUL_STEPS)
+    elif asked.memory.mixed_precision == AUTO and asked.memory.memory_mode != "ultra" and not asked.lora.lora_rank:
+        stored = TensorHeaders(run.start.base).file_bytes
+        if storage != "float32" and stored >= WIDE_BYTES * weight_counts(asked.model)["total"]:
+            text = (
                 "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, at half the "
                 "size; --mixed_precision=no keeps float32"
             )
-            yield say(told, model=run.base, size=format_size(stored), storage=storage)
+            yield say(text, model=run.base, size=format_size(stored), storage=storage)
     if asked.train.optimizer == "adamw" or asked.lora.lora_rank:
-        return  # steps of no weight's size; matrices that begin at zero
-    most = long_run_rate(steps.lr_schedule, steps.warmup_steps, steps.max_steps)
-    if steps.learning_rate > ABOVE_BOUND * most:
-        told = (
+        return  # Its steps are of no weight's size; the matrices of adapters begin at zero.
+    stable_rate = long_run_rate(steps.lr_schedule, steps.warmup_steps, steps.max_steps)
+    if steps.learning_rate > ABOVE_BOUND * stable_rate:
+        text = (
             "a learning rate of {rate} over {steps} can make the weights diverge; --learning_rate={most} is the "
             "stable maximum for this schedule ({schedule})"
         )
         rate = f"{steps.learning_rate:.2g}"
-        yield say(told, rate=rate, steps=total, most=f"{most:.2g}", schedule=steps.lr_schedule)
+        yield say(text, rate=rate, steps=total, most=f"{stable_rate:.2g}", schedule=steps.lr_schedule)
 
 
 def _room_on_disk(run: ResolvedRun) -> list[str]:
-    config, choice = run.config, run.spec.plan.choice
     if run.state.step >= run.spec.counted.max_steps:
-        return []  # what is left is published, which takes no room
-    with writing("output_dir", config.run.output_dir):
-        held = folder_bytes(run.run_dir / "checkpoints")
-        need = disk_need(config, choice.storage, choice)
-        problems, notes = too_full(need, config.run.output_dir, held)
+        return []  # What is left is published, which takes no room.
+    output_dir = run.config.run.output_dir
+    choice = run.spec.plan.choice
+    with writing("output_dir", output_dir):
+        problems, notes = too_full(
+            disk_need(run.config, choice.storage, choice), output_dir, folder_bytes(run.run_dir / "checkpoints")
+        )
     refuse(problems)
     return notes
 
 
-def _open_folder(run: ResolvedRun) -> None:
+def _open_folder(run: ResolvedRun, lock: RunLock, record: Mapping[str, Any]) -> None:
     config = run.config
-    changes: dict[str, Any] = {}
-    if run.is_resumed and run.base is not None and Path(config.data.tokenizer_dir).resolve() == run.base.resolve():
-        changes["tokenizer_dir"] = AUTO  # The checkpoint that lends its own will go.
+    if Path(config.data.tokenizer_dir).resolve().is_relative_to((run.run_dir / "checkpoints").resolve()):
+        record = {**record, "tokenizer_dir": AUTO}  # The checkpoint that lends its own will go.
     if config.train.is_keep_training:
         resume_run(run.run_dir)
         with writing("output_dir", config.run.output_dir):
             with atomic_file(run.run_dir / SETTINGS_FILE) as fresh:
-                config.save(fresh, **changes)
+                config.save(fresh, **record)
             Checkpoints(run.run_dir, config.train.keep_latest_n_ckp).finish_last_save()
     else:
-        refuse(run.lock.acquire(run.run_dir))
+        refuse(lock.acquire(run.run_dir))
         create_run(
             config.run.output_dir,
             config.run.run_name,
             run.task.run_kind(config.train.is_finetune),
             overwrite=config.run.overwrite,
-            fill=lambda folder: config.save(folder / SETTINGS_FILE),
+            fill=lambda folder: config.save(folder / SETTINGS_FILE, **record),
             objective=run.prepared.objective,
         )
     with writing("output_dir", config.run.output_dir):
-        keep_answer_list(run.run_dir, *filter(None, [run.listed_in]))
-        run.lock.write_owner()
+        if run.answers is not None:
+            keep_answer_list(run.run_dir, run.answers.folder)
+        lock.write_owner()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,17 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
 from model.formats.answering import ANSWERS_FILE, answer_list_of
 from settings.consistency import REGRESSION, check, writes_answers
-from settings.declared import Config
+from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from settings.loading import label
 from settings.tasks import learns_labels, task_named
+from tasks.base import Task
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
-from training.setup.answer_list import describe, read_list, unlisted_note
+from training.setup.answer_list import AnswerList, describe, read_list, unlisted_note
+from training.setup.base import Start
 from training.setup.resolved import ResolvedRun
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
@@ -32,84 +36,109 @@ FEW_ROWS = 8  # held out, below which an evaluation says little
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
 
 
-def load_data(run: ResolvedRun) -> None:
-    """Prepare the rows in a child, open them with their tokenizer, and fit the model to it; read how far the run is."""
-    config = run.config
-    note = Path(config.run.log_dir, config.run.run_name, PREPARING_FILE)
-    run.prepared = in_child(prepare, config, note, (TRAIN, VALIDATION))
-    prepared = run.prepared
-    run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    run.task = task_named(prepared.objective)
-    decided: dict[str, Any] = {}
+@dataclass(frozen=True)
+class PreparedData:
+    """The rows of a run, and what follows from them.
+
+    Args:
+        config: the settings, with what the data decide in them: objective, labels, vocabulary, how answers are written.
+        task: what the rows teach.
+        loader: of the training data; validation: of the held-out rows.
+        answers: the list that answers come from; None: any can be.
+        state: how far the run is.
+        notes: what is said when the log is open.
+    """
+
+    config: Config
+    prepared: Prepared
+    tokenizer: Tokenizer
+    task: Task
+    loader: StepLoader
+    validation: StepLoader
+    answers: AnswerList | None
+    state: TrainingState
+    notes: list[str]
+
+
+def load_data(start: Start, resumed_dir: Path | None, available_bytes: int) -> PreparedData:
+    """Prepare the rows in a child, open them with their tokenizer, and fit the model to it; read how far the run is.
+
+    Args:
+        resumed_dir: folder of the run that goes on; None: a new run.
+        available_bytes: what the machine would give to this process.
+    """
+    config = start.config
+    progress_note = Path(config.run.log_dir, config.run.run_name, PREPARING_FILE)
+    prepared = in_child(prepare, config, progress_note, checked=(TRAIN, VALIDATION))
+    task: Task = task_named(prepared.objective)
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    decided: dict[str, Any] = {"objective": prepared.objective}
     if learns_labels(prepared.objective):
         decided["labels"] = ",".join(prepared.labels) or REGRESSION
         decided["class_weights"] = _class_weights(config.train.class_weights, prepared)
-    vocabulary, notes = _fitted_vocabulary(config, tokenizer, run.base)
-    run.notes += notes
-    answers = _load_answers(run)
-    run.config = config = config.changed(**decided, **vocabulary, **answers)
-    if learns_labels(prepared.objective):
-        refuse(check(config))  # A metric may be of classes, and the labels are numbers.
-        run.notes += _new_head_note(run)
-    if tokenizer.has_own_masks and prepared.objective in ("span", "ul2", "denoise"):
-        told = (
-            "spans are masked with ids {first}, {second}, ... as in ByT5's pretraining; in transformers, <extra_id_0> "
-            "is a different id"
-        )
-        run.notes.append(say(told, first=tokenizer.sentinel_ids[0], second=tokenizer.sentinel_ids[1]))
-    if warning := unknown_warning(prepared.counts["train_unknown_tokens"], prepared.counts["train_tokens"]):
-        run.notes.append(warning)
-    reopen = reopens_files(config, run.budget.available_bytes)
-    splits = prepared.train_dir, prepared.validation_dir
-    run.loader, run.validation = (
-        StepLoader(split, prepared.objective, config.data, config.model, config.run.seed, reopen) for split in splits
+    notes: list[str] = []
+    if start.folder is None:
+        tokenizer_dir = config.data.tokenizer_dir
+        vocabulary, notes = fitted_vocabulary(config.model, tokenizer, tokenizer_dir, task.writes_text, config.origin)
+        decided |= vocabulary
+    else:
+        _refuse_other_tokenizer(config.data.tokenizer_dir, tokenizer, config.model)
+    answers, of_answers = _load_answers(start, resumed_dir, task.writes_text, Path(prepared.tokenizer_dir))
+    if answers is not None:
+        decided |= answers.settings
+    settings = config.changed(**decided)
+    reopens = reopens_files(settings.memory.ultra_low_mem, available_bytes)
+    loader, validation = (
+        StepLoader(split, prepared.objective, settings.data, settings.model, settings.run.seed, reopens)
+        for split in (prepared.train_dir, prepared.validation_dir)
     )
-    if 0 < run.validation.num_rows < FEW_ROWS and config.data.validation_file is None:
-        held_out = counted(run.validation.num_rows, "row")
-        told = "only {rows} held out for evaluation, too few for reliable figures; give a --validation_file"
-        run.notes.append(say(told, rows=held_out))
-    if run.tree is not None and writes_answers(config.metrics) and not run.is_resumed:
-        run.notes += unlisted_note(run.tree, run.validation, int(config.metrics.eval_generate_rows))
-    if run.is_resumed and run.base is not None:
-        run.state = read_training_state(run.base)
-    measured = measured_on(config, run.loader, run.validation)
-    run.state, changes = taken_up(run.state, measured, config.train.metric_for_best)
-    run.notes += changes
+    refuse(check(settings))  # A metric may be of classes, and the labels are numbers.
+    notes += of_answers
+    notes += _new_head_note(start, settings.model)
+    notes += _notes_of_rows(prepared, tokenizer, task)
+    if 0 < validation.num_rows < FEW_ROWS and settings.data.validation_file is None:
+        text = "only {rows} held out for evaluation, too few for reliable figures; give a --validation_file"
+        notes.append(say(text, rows=counted(validation.num_rows, "row")))
+    if answers is not None and writes_answers(settings.metrics) and start.checkpoint is None:
+        notes += unlisted_note(answers.tree, validation, int(settings.metrics.eval_generate_rows))
+    state = TrainingState() if start.checkpoint is None else read_training_state(start.checkpoint)
+    measured = _measured_on(loader, validation, settings.train.eval_rows, settings.metrics.eval_generate_rows)
+    state, of_changes = taken_up(state, measured, settings.train.metric_for_best)
+    notes += of_changes
+    return PreparedData(settings, prepared, tokenizer, task, loader, validation, answers, state, notes)
 
 
-def reopens_files(config: Config, available_bytes: int) -> bool:
+def reopens_files(ultra_low_mem: bool | str, available_bytes: int) -> bool:
     """Whether data files are opened anew for every read: `ultra_low_mem` with auto resolved.
 
     Args:
         available_bytes: what the machine would give to this process.
     """
-    asked = config.memory.ultra_low_mem
-    return available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
+    return available_bytes < ULTRA_BELOW_BYTES if ultra_low_mem == AUTO else bool(ultra_low_mem)
 
 
-def _load_answers(run: ResolvedRun) -> dict[str, Any]:
-    """Open the list that answers come from, where one is named, and return the settings that suit it; a run that goes on has its own."""
-    files = run.config.answer.answers
+def _load_answers(
+    start: Start, resumed_dir: Path | None, writes_text: bool, tokenizer_dir: Path
+) -> tuple[AnswerList | None, list[str]]:
+    """The list that answers come from, where one is named, and what is told of it; a run that goes on has its own."""
+    files = start.config.answer.answers
+    if files == AUTO and writes_text and start.model is not None and start.model.answer_list is not None:
+        text = "{file} is not used for the new model; --answers={file} keeps it"
+        return None, [say(text, file=start.model.answer_list)]
     if files in (AUTO, None):
-        own = run.start.answer_list if run.start is not None and not run.is_resumed else None
-        if own is not None and files == AUTO and run.task.writes_text:
-            text = "{file} is not used for the new model; --answers={file} keeps it"
-            run.notes.append(say(text, file=own))
-        return {}
-    own = None
-    if run.resumed_dir is not None:
-        own = answer_list_of(run.resumed_dir, *([run.base] if run.is_resumed and run.base else []))
-    sources = find(str(own or files), "--answers")
-    settings, run.tree, run.listed_in = read_list(run.config, sources, Path(run.prepared.tokenizer_dir))
-    if answer_list_of(run.listed_in) is None:
+        return None, []
+    if resumed_dir is not None:
+        files = str(answer_list_of(resumed_dir) or files)
+    sources = find(str(files), "--answers")
+    answers = read_list(start.config, sources, tokenizer_dir)
+    if answer_list_of(answers.folder) is None:
         raise UserError(
             "--answers = {asked}, has an answer of several lines, or with blanks around it, which the model's "
             "{answers_file} cannot hold; write each in one line",
             asked=files,
             answers_file=ANSWERS_FILE,
         )
-    run.notes.append(describe(run.tree, sources))
-    return settings
+    return answers, [describe(answers.tree, sources)]
 
 
 def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -> ResolvedRun:
@@ -120,54 +149,67 @@ def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -
     Raises:
         UserError: the checkpoint holds no state.
     """
-    base, state, is_resumed = run.base, run.state, run.is_resumed
     if checkpoint is not None:
-        assert state.measured_on is not None, "of a run that has begun"
-        saved, _ = taken_up(read_training_state(checkpoint), state.measured_on, run.config.train.metric_for_best)
-        base, state, is_resumed = checkpoint, saved, True
-    state = dataclasses.replace(state, first_eval_loss=now.first_eval_loss, divergence=now.divergence)
-    if checkpoint is None and now.best_metric is not None and now.best_metric["step"] == 0:  # it is not evaluated again
-        best, first = {**now.best_metric, "evals_since": 0}, now.first_eval_loss
-        state = dataclasses.replace(state, best_metric=best, best_eval_loss=first)
-    return run.starting_from(base, state, is_resumed)
+        assert run.state.measured_on is not None, "of a run that has begun"
+        metric = run.config.train.metric_for_best
+        saved, _ = taken_up(read_training_state(checkpoint), run.state.measured_on, metric)
+        state = dataclasses.replace(saved, first_eval_loss=now.first_eval_loss, divergence=now.divergence)
+        return run.starting_from(checkpoint, state, is_resumed=True)
+    state = dataclasses.replace(run.state, first_eval_loss=now.first_eval_loss, divergence=now.divergence)
+    best = now.best_metric
+    if best is not None and best["step"] == 0:  # It is not evaluated again.
+        best = {**best, "evals_since": 0}
+        state = dataclasses.replace(state, best_metric=best, best_eval_loss=now.first_eval_loss)
+    return run.starting_from(run.base, state, run.is_resumed)
 
 
-def _new_head_note(run: ResolvedRun) -> list[str]:
+def _new_head_note(start: Start, model: T5ModelConfig) -> list[str]:
     """That a head of the checkpoint is not taken over, since it has other outputs."""
-    if run.start is None or run.is_resumed:
+    if start.model is None or not start.model.shape.num_labels:
         return []
-    shape = run.start.shape
-    model = run.config.model
-    if not shape.num_labels or (model.has_labels_of(shape) and shape.has_dense_head == model.has_dense_head):
+    shape = start.model.shape
+    if model.has_labels_of(shape) and shape.has_dense_head == model.has_dense_head:
         return []
     text = "the head of {model} has other labels or layers: a new one starts from random weights"
-    return [say(text, model=run.base)]
+    return [say(text, model=start.folder)]
+
+
+def _notes_of_rows(prepared: Prepared, tokenizer: Tokenizer, task: Task) -> list[str]:
+    notes: list[str] = []
+    if tokenizer.has_own_masks and task.needs_sentinels:
+        text = (
+            "spans are masked with ids {first}, {second}, ... as in ByT5's pretraining; in transformers, <extra_id_0> "
+            "is a different id"
+        )
+        notes.append(say(text, first=tokenizer.sentinel_ids[0], second=tokenizer.sentinel_ids[1]))
+    warning = unknown_warning(prepared.counts["train_unknown_tokens"], prepared.counts["train_tokens"])
+    if warning is not None:
+        notes.append(warning)
+    return notes
 
 
 def _class_weights(asked: str | None, prepared: Prepared) -> str | None:
     """One weight for each class of the labels: balanced ones give all classes the same part in the loss."""
     if asked is None:
         return None
-    names, counts = prepared.labels, prepared.label_counts
+    names = prepared.labels
+    counts = prepared.label_counts
     if not names:
         raise UserError("--class_weights = {asked}, the labels are numbers and have no classes; omit it", asked=asked)
     if asked == "balanced":
-        weights = [sum(counts) / (len(names) * count) if count else 1.0 for count in counts]
+        # A class without rows has no part in the loss, whatever its weight.
+        weights = [sum(counts) / (len(names) * max(1, count)) for count in counts]
         return ",".join(f"{weight:.6g}" for weight in weights)
-    if (given := asked.count(",") + 1) != len(names):
+    num_weights = asked.count(",") + 1
+    if num_weights != len(names):
         raise UserError(
             "--class_weights = {asked}, are {given} and the labels {count} ({names}); give one for each",
             asked=asked,
-            given=given,
+            given=num_weights,
             count=len(names),
             names=join(", ", names),
         )
     return asked
-
-
-def fits_table(config: Config) -> bool:
-    """Whether a new model's table of embeddings has a row for each token of the data and no more: an encoder's has no other use."""
-    return not config.given("vocab_size") and not config.task.writes_text
 
 
 def rows_for(tokens: int) -> int:
@@ -175,78 +217,89 @@ def rows_for(tokens: int) -> int:
     return math.ceil(tokens / 64) * 64
 
 
-def _fitted_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None) -> tuple[dict[str, int], list[str]]:
-    """The settings of a model that has room for the tokenizer's tokens, and its ids of padding and end; and what is told."""
-    model = config.model
+def fitted_vocabulary(
+    model: T5ModelConfig,
+    tokenizer: Tokenizer,
+    tokenizer_dir: str,
+    writes_text: bool,
+    origin: Callable[[str], str | None],
+) -> tuple[dict[str, int], list[str]]:
+    """The settings of a new model that has room for the tokenizer's tokens, and its ids of padding and end; and what is told.
+
+    Args:
+        model: as the settings say. origin: where a setting is from, as `Config.origin`.
+        tokenizer_dir: of the settings, for messages.
+        writes_text: else the table of embeddings has no other use than the tokens of the data, and gets no more rows.
+    Raises:
+        UserError: the user has named too small a table, or other ids.
+    """
+    is_named = origin("vocab_size") in ("flag", "file", "edited")
     settings: dict[str, int] = {}
     notes: list[str] = []
     fitting = rows_for(tokenizer.size)
     if tokenizer.size > model.vocab_size:
-        if base is None and config.given("vocab_size"):
+        if is_named:
             raise UserError(
                 "--vocab_size = {vocab_size}, is less than the {size} tokens of the tokenizer (--tokenizer_dir = "
                 "{tokenizer_dir}); omit it, or name {fitting}",
                 vocab_size=model.vocab_size,
                 size=tokenizer.size,
-                tokenizer_dir=config.data.tokenizer_dir,
+                tokenizer_dir=tokenizer_dir,
                 fitting=fitting,
-            )
-        if base is not None:
-            raise UserError(
-                "--tokenizer_dir = {tokenizer_dir}, has {size} tokens and the model {vocab_size}: it does not match; "
-                "use the tokenizer that the model was trained with, and name new tokens by --extra_tokens",
-                tokenizer_dir=config.data.tokenizer_dir,
-                size=tokenizer.size,
-                vocab_size=model.vocab_size,
             )
         settings["vocab_size"] = fitting
         text = "vocab_size = {rows}, to fit the tokenizer's {tokens} tokens"
         notes.append(say(text, rows=fitting, tokens=tokenizer.size))
-    elif base is None and fits_table(config):
+    elif not is_named and not writes_text:
         settings["vocab_size"] = fitting
-    elif base is None and not config.given("vocab_size") and TIMES_UNUSED * tokenizer.size <= model.vocab_size:
-        told = (
+    elif not is_named and TIMES_UNUSED * tokenizer.size <= model.vocab_size:
+        text = (
             "the tokenizer has {tokens} ids, the model {rows} embedding rows: --vocab_size={fitting} saves {weights} "
             "parameters"
         )
         weights = f"{(model.vocab_size - fitting) * model.d_model:,}"
         notes.append(
-            say(told, tokens=f"{tokenizer.size:,}", rows=f"{model.vocab_size:,}", fitting=fitting, weights=weights)
+            say(text, tokens=f"{tokenizer.size:,}", rows=f"{model.vocab_size:,}", fitting=fitting, weights=weights)
+        )
+    ids = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
+    text = "{setting} = {value}, the tokenizer has {own}; omit it"
+    # A file may be what a run has saved, so its ids give way.
+    problems = [
+        say(text, setting=label(name, origin(name)), value=getattr(model, name), own=own)
+        for name, own in ids.items()
+        if origin(name) in ("flag", "edited") and getattr(model, name) != own
+    ]
+    refuse(problems)
+    return settings | ids, notes
+
+
+def _refuse_other_tokenizer(tokenizer_dir: str, tokenizer: Tokenizer, model: T5ModelConfig) -> None:
+    """Refuse a tokenizer that is not the one of the model which a run starts from; raises UserError."""
+    if tokenizer.size > model.vocab_size:
+        raise UserError(
+            "--tokenizer_dir = {tokenizer_dir}, has {size} tokens and the model {vocab_size}: it does not match; "
+            "use the tokenizer that the model was trained with, and name new tokens by --extra_tokens",
+            tokenizer_dir=tokenizer_dir,
+            size=tokenizer.size,
+            vocab_size=model.vocab_size,
         )
     if (tokenizer.pad_id, tokenizer.eos_id) != (model.pad_token_id, model.eos_token_id):
-        if base is not None:
-            raise UserError(
-                "--tokenizer_dir = {tokenizer_dir}, has pad {pad_id} and eos {eos_id}, the model {pad_token_id} and "
-                "{eos_token_id}: it does not match; use the model's own tokenizer",
-                tokenizer_dir=config.data.tokenizer_dir,
-                pad_id=tokenizer.pad_id,
-                eos_id=tokenizer.eos_id,
-                pad_token_id=model.pad_token_id,
-                eos_token_id=model.eos_token_id,
-            )
-        ids = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
-        # A file may be what a run has saved, so its ids give way.
-        named = [
-            name for name in ids if config.origin(name) in ("flag", "edited") and getattr(model, name) != ids[name]
-        ]
-        if named:
-            text = "{setting} = {value}, the tokenizer has {own}; omit it"
-            raise UserError(
-                *(
-                    say(text, setting=label(name, config.origin(name)), value=getattr(model, name), own=ids[name])
-                    for name in named
-                )
-            )
-        settings |= ids
-    return settings, notes
+        raise UserError(
+            "--tokenizer_dir = {tokenizer_dir}, has pad {pad_id} and eos {eos_id}, the model {pad_token_id} and "
+            "{eos_token_id}: it does not match; use the model's own tokenizer",
+            tokenizer_dir=tokenizer_dir,
+            pad_id=tokenizer.pad_id,
+            eos_id=tokenizer.eos_id,
+            pad_token_id=model.pad_token_id,
+            eos_token_id=model.eos_token_id,
+        )
 
 
-def measured_on(config: Config, train: StepLoader, held_out: StepLoader) -> dict[str, Any]:
+def _measured_on(train: StepLoader, held_out: StepLoader, eval_rows: int, answered_rows: int | str) -> dict[str, Any]:
     """What the evaluations of a run mean, as its state keeps it: the fields of `MeasuredOn`. Reads 256 rows of each."""
-    asked = config.metrics.eval_generate_rows
-    answered = 0 if asked == AUTO else min(int(asked), held_out.num_rows)
-    read = min(config.train.eval_rows, held_out.num_rows)
+    answered = 0 if answered_rows == AUTO else min(int(answered_rows), held_out.num_rows)
     content = train.content() + held_out.content()
+    read = min(eval_rows, held_out.num_rows)
     return dataclasses.asdict(MeasuredOn(content, train.num_rows, held_out.num_rows, read, answered))
 
 
@@ -257,34 +310,36 @@ def taken_up(state: TrainingState, now: dict[str, Any], metric: str) -> tuple[Tr
     the same ones may lie elsewhere, or have been prepared again.
 
     Args:
-        now: of `measured_on`.
+        now: the fields of `MeasuredOn`.
         metric: which number decides; see `BestMetric`.
     Returns:
         the state, and what is to be told.
     """
-    before, state = state.measured_on, dataclasses.replace(state, measured_on=now)
-    if before is None:  # of a run that begins
+    before = state.measured_on
+    state = dataclasses.replace(state, measured_on=now)
+    if before is None:  # The run begins.
         return state, []
-    is_other = before["content"] != now["content"]
-    is_loss_anew = is_other or before["eval_rows"] != now["eval_rows"]
-    is_score_anew = is_other or before["answered_rows"] != now["answered_rows"]
-    if is_loss_anew:
-        state = dataclasses.replace(state, best_eval_loss=None, best_evaluation=None)
-    if is_score_anew if needs_answers(metric) else is_loss_anew:
-        state = dataclasses.replace(state, best_metric=None)
-    if is_other:
-        told = (
+    if before["content"] != now["content"]:
+        text = (
             "the data has changed since this run was saved: from {before} and {held_out} held out to {now} and "
             "{now_held_out}; rows held out before may now be trained on, and the best evaluation starts over"
         )
-        rows = {"before": counted(before["train_rows"], "row"), "now": counted(now["train_rows"], "row")}
-        held_out = {"held_out": f"{before['held_out_rows']:,}", "now_held_out": f"{now['held_out_rows']:,}"}
-        return state, [say(told, **rows, **held_out)]
-    compared = [(LOSS, "eval_rows")] * is_loss_anew + [(metric, "answered_rows")] * (
-        is_score_anew and needs_answers(metric)
-    )
-    told = "the best {metric} starts over: it was measured on {before}, and is now measured on {now}"
-    return state, [
-        say(told, metric=name, before=counted(before[rows], "row"), now=counted(now[rows], "row"))
-        for name, rows in compared
-    ]
+        note = say(
+            text,
+            before=counted(before["train_rows"], "row"),
+            held_out=f"{before['held_out_rows']:,}",
+            now=counted(now["train_rows"], "row"),
+            now_held_out=f"{now['held_out_rows']:,}",
+        )
+        return dataclasses.replace(state, best_eval_loss=None, best_evaluation=None, best_metric=None), [note]
+    notes: list[str] = []
+    decisive_rows = "answered_rows" if needs_answers(metric) else "eval_rows"
+    for name, rows in {LOSS: "eval_rows", metric: decisive_rows}.items():
+        if before[rows] != now[rows]:
+            text = "the best {metric} starts over: it was measured on {before}, and is now measured on {now}"
+            notes.append(say(text, metric=name, before=counted(before[rows], "row"), now=counted(now[rows], "row")))
+    if before["eval_rows"] != now["eval_rows"]:
+        state = dataclasses.replace(state, best_eval_loss=None, best_evaluation=None)
+    if before[decisive_rows] != now[decisive_rows]:
+        state = dataclasses.replace(state, best_metric=None)
+    return state, notes

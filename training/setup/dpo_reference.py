@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,10 @@ from memory.cleanup import clean_all
 from model.formats.adapter_folder import is_adapter, read_info
 from settings.errors import UserError, reason_of
 from storage import atomic_file, fingerprint, is_unreadable, make_folder, read_text, remove, write_text, writing
-from training.checkpoints.state import TrainingState
-from training.processes.group import Group
 from training.report.wording import duration
 from training.saved_model import SavedModel
 from training.setup.build import build
-from training.setup.resolved import ResolvedRun
+from training.setup.resolved import Beginning, ResolvedRun
 
 FORMAT = 1  # raise it when the same rows would get other numbers
 BLOCK_ROWS = 1024  # rows between two writes to the file
@@ -58,19 +57,20 @@ def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
         UserError: the reference model has changed or is gone, and rows are missing; or the disk is full.
     Memory: the model and one micro-batch of evaluation; 1 byte a row; 8 bytes a row on disk.
     """
-    steps, group = run.spec.counted, run.group
-    # a resumed run keeps the reference it has, even where the adapter it began with is gone and cannot be told from a model
-    is_recorded = run.config.train.is_keep_training and (run.run_dir / RECORD).is_file()
-    if not is_recorded and not run.config.task.stores_reference(
+    # A resumed run keeps the reference it has, even where the adapter it began with is gone and cannot be told from a model.
+    if not (run.run_dir / RECORD).is_file() and not run.config.task.stores_reference(
         run.config.train, run.config.preference, run.config.lora
     ):
         return
-    record = group.run_on_main(lambda: _record(run))
+    steps = run.spec.counted
+    group = run.group
+    record = group.run_on_main(partial(_record, run))
     folder = Path(run.config.data.cache_dir, record.folder).absolute()
     spare = max(LEFT_OUT, int(LEFT_OUT_SHARE * steps.max_steps))
-    left_out = len((run.state.divergence or {}).get("skipped", ()))
-    last = steps.max_steps + (spare if left_out <= spare else left_out + spare)
-    seen = _seen_rows(run.loader, last, steps.effective_batch_size)
+    left_out = 0 if run.state.divergence is None else len(run.state.divergence["skipped"])
+    if left_out > spare:
+        spare += left_out
+    seen = _seen_rows(run.loader, steps.max_steps + spare, steps.effective_batch_size)
     evaluated = np.arange(run.validation.num_rows) < run.config.train.eval_rows
     blockwise: Blockwise | None = None
     for name, loader, rows in (("train", run.loader, seen), ("validation", run.validation, evaluated)):
@@ -79,27 +79,41 @@ def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
             tell(say("{path}: is damaged, it is made anew", path=store.path))
         group.wait()
         unknown = torch.from_numpy((rows & store.unknown()).astype(np.int32))
-        numbers = np.flatnonzero(group.all_reduce(unknown).numpy())  # machines need not share their disk
+        numbers = np.flatnonzero(group.all_reduce(unknown).numpy())  # Machines need not share their disk.
         if len(numbers):
-            if blockwise is None:
-                blockwise = _reference_model(run, folder, record.model)
-            what = say("reference log-probabilities of {name} rows", name=name)
-            tell(say("{what}: {count} to compute", what=what, count=f"{len(numbers):,}"))
-            began = last_told = time.monotonic()
-            for first in range(0, len(numbers), BLOCK_ROWS):
-                block = numbers[first : first + BLOCK_ROWS]
-                store.write(block, _log_probabilities(run, blockwise, loader, block))
-                now, done = time.monotonic(), first + len(block)
-                if now - last_told > LINE_SECONDS and done < len(numbers):
-                    left = duration((now - began) / done * (len(numbers) - done))
-                    told = "{what}: {done} of {count}, {time} left"
-                    tell(say(told, what=what, done=f"{done:,}", count=f"{len(numbers):,}", time=left))
-                    last_told = now
+            blockwise = blockwise or _reference_model(run, folder, record.model)
+            _compute(run, blockwise, loader, store, numbers, tell)
         group.wait()
         loader.attach(store.read())
     if blockwise is not None:
         del blockwise
         clean_all(run.device)
+
+
+def _compute(
+    run: ResolvedRun,
+    blockwise: Blockwise,
+    loader: StepLoader,
+    store: ReferenceStore,
+    numbers: NDArray[np.int64],
+    tell: Callable[[str], None],
+) -> None:
+    """Store the log-probabilities of these rows, block by block; told every few seconds is how far it is."""
+    what = say("reference log-probabilities of {name} rows", name=store.path.stem)
+    count = f"{len(numbers):,}"
+    tell(say("{what}: {count} to compute", what=what, count=count))
+    began = time.monotonic()
+    last_line = began
+    for first in range(0, len(numbers), BLOCK_ROWS):
+        block = numbers[first : first + BLOCK_ROWS]
+        store.write(block, _log_probabilities(run, blockwise, loader, block))
+        now = time.monotonic()
+        if now - last_line > LINE_SECONDS:
+            done = first + len(block)
+            left = duration((now - began) / done * (len(numbers) - done))
+            text = "{what}: {done} of {count}, {time} left"
+            tell(say(text, what=what, done=f"{done:,}", count=count, time=left))
+            last_line = now
 
 
 class ReferenceStore:
@@ -113,18 +127,22 @@ class ReferenceStore:
     """
 
     def __init__(self, path: Path, num_rows: int, is_writer: bool = True) -> None:
-        self.path, self.num_rows, self.is_writer = path, num_rows, is_writer
-        is_new = not path.exists()
-        self.was_damaged = is_writer and not is_new and not self._is_sound()
-        if is_writer and (is_new or self.was_damaged):
-            header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, 2)}
-            with writing("cache_dir", path.parent):
-                make_folder(path.parent)
-                remove(path)
-                with atomic_file(path) as fresh, fresh.open("wb") as file:
-                    np.lib.format.write_array_header_1_0(file, header)
-                    for first in range(0, num_rows, 1 << 16):
-                        np.full((min(1 << 16, num_rows - first), 2), np.nan, "<f4").tofile(file)
+        self.path = path
+        self.num_rows = num_rows
+        self.is_writer = is_writer
+        self.was_damaged = is_writer and path.exists() and not self._is_sound()
+        if is_writer and (self.was_damaged or not path.exists()):
+            self._make()
+
+    def _make(self) -> None:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (self.num_rows, 2)}
+        with writing("cache_dir", self.path.parent):
+            make_folder(self.path.parent)
+            remove(self.path)
+            with atomic_file(self.path) as fresh, fresh.open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for first in range(0, self.num_rows, 1 << 16):
+                    np.full((min(1 << 16, self.num_rows - first), 2), np.nan, "<f4").tofile(file)
 
     def read(self) -> NDArray[np.float32]:
         """All rows, mapped: what is not read takes no memory.
@@ -133,11 +151,11 @@ class ReferenceStore:
             UserError: the file is none of these, or cannot be read.
         """
         try:
-            rows = np.load(self.path, mmap_mode="r")
-            if rows.dtype != np.dtype("<f4") or rows.shape != (self.num_rows, 2):
+            rows: NDArray[np.float32] = np.load(self.path, mmap_mode="r")
+            size = self.path.stat().st_size - rows.offset  # type: ignore[attr-defined]
+            if (rows.dtype.str, rows.shape, size) != ("<f4", (self.num_rows, 2), 8 * self.num_rows):
                 raise ValueError(say("it holds {dtype} of shape {shape}", dtype=rows.dtype, shape=rows.shape))
-            if rows.offset + rows.nbytes != (size := self.path.stat().st_size):
-                raise ValueError(say("it has {size} bytes more than it says", size=size - rows.offset - rows.nbytes))
+            return rows
         except Exception as error:  # numpy reads the header as a piece of Python, and says so in its errors
             reason = reason_of(error)
             if is_unreadable(error):
@@ -149,17 +167,15 @@ class ReferenceStore:
             raise UserError(
                 "{path}, is damaged ({reason}); remove it, it is computed anew", path=self.path, reason=reason
             ) from None
-        values: NDArray[np.float32] = rows
-        return values
 
     def _is_sound(self) -> bool:
         try:
             self.read()
+            return True
         except UserError as error:
             if is_unreadable(error):
                 raise
             return False
-        return True
 
     def unknown(self) -> NDArray[np.bool_]:
         """(rows,) whether a row is still to be computed."""
@@ -195,14 +211,16 @@ class _Record:
 
 def _record(run: ResolvedRun) -> _Record:
     """The record that the run has, or a new one, written; of the same model where its rows have changed since."""
-    place, found = run.run_dir / RECORD, None
+    path = run.run_dir / RECORD
     content = [run.loader.content(), run.validation.content()]
-    if run.config.train.is_keep_training and place.is_file():
-        found = _read_record(place)
-        if found.content == content:
-            return found
     folder = Path(str(run.config.train.finetune_from))  # which `find_base` has put into the settings
-    model = model_digest(folder) if found is None else found.model
+    if path.is_file():
+        earlier = _read_record(path)
+        if earlier.content == content:
+            return earlier
+        model = earlier.model
+    else:
+        model = model_digest(folder)
     splits = ((run.prepared.train_dir, run.loader), (run.prepared.validation_dir, run.validation))
     data = [
         [Manifest.of(split).content["fingerprint"], split.name, loader.num_rows, asdict(loader.lengths)]
@@ -212,26 +230,26 @@ def _record(run: ResolvedRun) -> _Record:
     facts: list[Any] = [FORMAT, model, choice.storage, choice.compute, data]
     if is_adapter(folder):
         facts.append(asdict(read_info(folder).settings))  # the digest is of its weights alone
-    made = _Record(f"reference-{fingerprint(facts)}", model, content)
-    write_text(place, json.dumps(asdict(made)) + "\n")
-    return made
+    record = _Record(f"reference-{fingerprint(facts)}", model, content)
+    write_text(path, json.dumps(asdict(record)) + "\n")
+    return record
 
 
-def _read_record(place: Path) -> _Record:
+def _read_record(path: Path) -> _Record:
     try:
-        about = json.loads(read_text(place))
-        found = _Record(Path(about["folder"]).name, str(about["model"]), list(about["content"]))
+        about = json.loads(read_text(path))
+        record = _Record(Path(about["folder"]).name, str(about["model"]), list(about["content"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            "{place}, cannot be read ({error}); copy it again, or start another run", place=place, error=error
+            "{place}, cannot be read ({error}); copy it again, or start another run", place=path, error=error
         ) from None
-    if not _STORE.fullmatch(found.folder):
+    if not _STORE.fullmatch(record.folder):
         raise UserError(
             "{place}, names {folder!r}, which no run writes; copy it again, or start another run",
-            place=place,
-            folder=found.folder,
+            place=path,
+            folder=record.folder,
         )
-    return found
+    return record
 
 
 def model_digest(folder: Path) -> str:
@@ -240,28 +258,29 @@ def model_digest(folder: Path) -> str:
     Memory: 1 MiB; time: one reading of the files.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for place in dict.fromkeys((folder, SavedModel.read(folder).base)):
-        shapes = [path for name in ("config.json", "adapter_config.json") if (path := place / name).is_file()]
-        for path in [*shapes, *sorted([*place.glob("*.safetensors"), *place.glob("*.bin")])]:
+    for part in dict.fromkeys((folder, SavedModel.read(folder).base)):
+        shapes = [*part.glob("config.json"), *part.glob("adapter_config.json")]
+        for path in [*shapes, *sorted([*part.glob("*.safetensors"), *part.glob("*.bin")])]:
             with path.open("rb") as file:
-                while part := file.read(1 << 20):
-                    digest.update(part)
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
     return digest.hexdigest()
 
 
 def _reference_model(run: ResolvedRun, store: Path, model: str) -> Blockwise:
     folder = Path(str(run.config.train.finetune_from))
-    unchanged = folder.is_dir() and model_digest(folder) == model if run.group.is_main else None
-    if not run.group.broadcast(unchanged):
+    if not run.group.run_on_main(lambda: folder.is_dir() and model_digest(folder) == model):
         raise UserError(
             "--finetune_from = {folder}, is not the model any more that this run has as its reference, and not "
             "all of the reference log-probabilities are in {store}; restore one of the two, or start another run",
             folder=folder,
             store=store,
         )
-    as_begun = run.starting_from(folder, TrainingState(), is_resumed=False)
-    as_begun.group = Group()  # each process has the whole reference
-    return build(as_begun, run.spec.plan.choice).blockwise
+    # Each process has the whole reference, by a group of its own.
+    beginning = Beginning(
+        config=run.config, device=run.device, base=folder, moved_base=run.moved_base, tokenizer=run.tokenizer
+    )
+    return build(beginning, run.spec.plan.choice).blockwise
 
 
 def _seen_rows(loader: StepLoader, steps: int, effective_batch_size: int) -> NDArray[np.bool_]:

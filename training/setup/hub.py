@@ -19,7 +19,7 @@ from settings.program import needs, program
 from training.report.card import OWN_FILES, push_command
 
 MODELS_DIR, HUB_PACKAGE = "models", "huggingface_hub"
-ADDRESS = re.compile(r"hf://(?:models/)?([\w.-]+/[\w.-]+)(?:@([^@\s]+))?")  # a model's, with its revision
+ADDRESS = re.compile(r"hf://(?:models/)?(([\w.-]+/[\w.-]+)(?:@([^@\s]+))?)")  # a model's, with its revision
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # beginning of a checkpoint's name -> whose it is, of those that docs/finetuning.md names
 OWNERS = {
@@ -62,9 +62,8 @@ def fetch_model(named: str, allow_download: bool, holds_model: Callable[[Path], 
         address = ADDRESS.fullmatch(named)
         if address is None:
             raise UserError("--finetune_from = {named}, is not a model on the hub; write hf://OWNER/NAME", named=named)
-        name, revision = address.groups()
-        folder = name.replace("/", "--") + (f"@{revision}" if revision else "")
-        return download(name, Path(MODELS_DIR, folder), revision)
+        whole, name, revision = address.groups()
+        return download(name, Path(MODELS_DIR, whole.replace("/", "--", 1)), revision)
     if not _HUB_NAME.fullmatch(named):
         return None
     fetched = Path(MODELS_DIR, Path(named).name)
@@ -111,11 +110,10 @@ def download(name: str, folder: Path, revision: str | None = None) -> Path:
         UserError: huggingface_hub is not installed, or the hub did not give it, or it is in an old format.
     """
     hub = needs(HUB_PACKAGE, f"--finetune_from = {name}")
-    at = {} if revision is None else {"revision": revision}
     try:
-        has_plain = any(file.endswith(".safetensors") for file in hub.list_repo_files(name, **at))
+        has_plain = any(file.endswith(".safetensors") for file in hub.list_repo_files(name, revision=revision))
         wanted = list(FETCHED if has_plain else FETCHED + PICKLES)
-        hub.snapshot_download(name, local_dir=str(folder), allow_patterns=wanted, **at)
+        hub.snapshot_download(name, local_dir=str(folder), allow_patterns=wanted, revision=revision)
     except Exception as error:  # of many libraries: network, rights, names
         raise UserError(
             "--finetune_from = {name}, {hub} did not give it ({reason}); check the name and the network, or "

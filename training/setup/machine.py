@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,50 +10,68 @@ from devices import processor
 from devices.base import Device
 from devices.choose import passed_over
 from devices.kernels.calls import kernels, use
-from devices.threads import use_threads
+from devices.threads import Threads, use_threads
 from language import say
-from memory.budget import measure_budget
+from memory.budget import Budget, measure_budget
+from settings.declared import RunConfig
 from settings.errors import UserError
 from training.processes.group import Group
 from training.processes.launch import OWN_STORES, local_processes, meets_where_the_last_met
-from training.setup.resolved import ResolvedRun
 
 
-def fit_machine(run: ResolvedRun, device: Device) -> None:
+@dataclass(frozen=True)
+class Hardware:
+    """What a run computes on.
+
+    Args:
+        budget: the memory that it may take there and on its host; the least of all its processes.
+        notes: what is said when the log is open.
+    """
+
+    device: Device
+    threads: Threads
+    budget: Budget
+    notes: list[str]
+
+
+def fit_machine(device: Device, run: RunConfig, memory_budget: int | str, group: Group, step: int) -> Hardware:
     """Settle device, threads, kernels and budget.
 
+    Args:
+        step: so many are done, as this process has read it.
     Raises:
         UserError: the machines of the run hold different checkpoints.
     """
-    config, group, run.device = run.config, run.group, device
-    run.threads = use_threads(config.run.num_threads, local_processes())
-    # all processes use compiled kernels or none does: weights that all update alike must stay the same bits
-    use(config.run.compiled_kernels is not False)
+    threads = use_threads(run.num_threads, local_processes())
+    # All processes use compiled kernels or none does: weights that all update alike must stay the same bits.
+    use(run.compiled_kernels is not False)
     use(bool(group.all_reduce_min(float(kernels() is not None))[0]))
-    known = run.budget.warnings
-    budget = measure_budget(config.memory.memory_budget, device, local_processes())
-    # processes measure at different times, and machines differ
-    installed = budget.available_bytes if budget.installed_bytes is None else budget.installed_bytes
-    sizes = (budget.host_bytes, budget.device_bytes or 0, installed)
-    host, most, installed = (int(size) for size in group.all_reduce_min(*map(float, sizes)))
-    on_device = None if budget.device_bytes is None else most
-    run.budget = replace(budget, host_bytes=host, device_bytes=on_device, installed_bytes=installed)
-    run.monitor.watch_device(device, on_device)
-    run.monitor.watch(run.budget.host_bytes)
-    run.notes += [warning for warning in budget.warnings if warning not in known]
-    if len(set(group.gather(run.state.step))) > 1:
+    budget = measure_budget(memory_budget, device, local_processes())
+    # Processes measure at different times, and machines differ.
+    sizes = (budget.host_bytes, budget.device_bytes or 0, installed_bytes(budget))
+    host, on_device, installed = (int(size) for size in group.all_reduce_min(*map(float, sizes)))
+    budget = replace(budget, host_bytes=host, installed_bytes=installed)
+    if budget.device_bytes is not None:
+        budget = replace(budget, device_bytes=on_device)
+    if len(set(group.gather(step))) > 1:
         raise UserError(
             "--output_dir = {output_dir}, the machines of this run hold checkpoints of different steps; name a "
             "folder that all see",
-            output_dir=config.run.output_dir,
+            output_dir=run.output_dir,
         )
-    run.notes += [*passed_over(config.run.device, device), *unlike_processors(device, group)]
+    notes = [*budget.warnings, *passed_over(run.device, device), *unlike_processors(device, group)]
     if meets_where_the_last_met():
         remark = (
             "a restart by torchrun may hang: its processes would meet at stale addresses of the previous attempt; "
             "export {name}=1 first"
         )
-        run.notes.append(say(remark, name=OWN_STORES))
+        notes.append(say(remark, name=OWN_STORES))
+    return Hardware(device, threads, budget, notes)
+
+
+def installed_bytes(budget: Budget) -> int:
+    """RAM of the machine; where the system does not tell it, what is free."""
+    return budget.available_bytes if budget.installed_bytes is None else budget.installed_bytes
 
 
 def unlike_processors(device: Device, group: Group) -> list[str]:
@@ -61,9 +79,9 @@ def unlike_processors(device: Device, group: Group) -> list[str]:
     here = f"{processor.here().name} {torch.backends.cpu.get_cpu_capability()}"
     if device.name != "cpu" or len(set(group.gather(here))) == 1:
         return []
-    told = (
+    text = (
         "the machines of this run have different processors, whose results differ in the last digits: the weights "
         "of the processes drift apart slowly, and those of the first are saved; set ATEN_CPU_CAPABILITY=avx2 on "
         "all machines to make them agree"
     )
-    return [say(told)]
+    return [say(text)]

@@ -17,19 +17,23 @@ from language import say
 from memory.budget import FLAG, Budget, measure_budget
 from memory.estimate.peaks import CORRECTION, predict
 from memory.estimate.workload import BASE_BYTES, ExecutionPlan, Machine
+from memory.monitor import Monitor
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
 from memory.step_settings import StepSettings
+from memory.step_work import effective_batch
 from memory.system_limits import free_host_bytes
 from memory.weights_in import weights_folder
 from settings.consistency import writes_answers
-from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.launch import local_rank, rank
-from training.setup.resolved import ResolvedRun
+from training.setup.data import PreparedData
+from training.setup.machine import installed_bytes
+from training.setup.resolved import Beginning, ResolvedRun
 from training.setup.resolving import Rows, RunSpec, resolve
+from training.setup.schedules import Steps
 from units import MIB, format_size
 
 PROBE_FROM = 0.85  # Share of the budget from which a plan is probed with probe=auto.
@@ -39,56 +43,56 @@ FIRST_STEP = 2.0
 AFTER_A_KILL = 1.15  # Factor on temporary memory, where the probe was killed and so measured nothing.
 
 
-def choose_plan(run: ResolvedRun) -> None:
+def choose_plan(run: Beginning, data: PreparedData, budget: Budget, monitor: Monitor) -> tuple[RunSpec, int]:
     """Choose how each step is done within the budget: near it, a child measures the plan before it is taken.
 
+    Returns:
+        the plan, the same on all processes; and what this process holds before the weights, in bytes.
     Raises:
         DoesNotFit: no plan fits the budget.
     """
     group = run.group
-    rows = look_ahead(run)
-    if writes_answers(run.config.metrics):
-        AnswerScores(
-            metric_names(run.config.metrics.metrics, run.config.answer.num_answers)
-        )  # Its libraries count to what the program takes.
-    run.base_bytes = run.monitor.sample().anon_bytes
-    ram_bytes = int(group.all_reduce_max(loaded_bytes(run.device, run.base_bytes))[0])
-    if run.budget.is_on_device and ram_bytes > run.budget.host_bytes:
+    rows = look_ahead(run, data, budget)
+    metrics = run.config.metrics
+    if writes_answers(metrics):
+        # Its libraries count to what the program takes.
+        AnswerScores(metric_names(metrics.metrics, run.config.answer.num_answers))
+    base_bytes = monitor.sample().anon_bytes
+    ram_bytes = int(group.all_reduce_max(loaded_bytes(run.device, base_bytes))[0])
+    if budget.is_on_device and ram_bytes > budget.host_bytes:
         raise DoesNotFit(
             "{budget} of RAM ({why}), is less than the {size} that a run on {device} takes there, with the libraries of the device",
-            budget=format_size(run.budget.host_bytes),
-            why=say(run.budget.binding),
+            budget=format_size(budget.host_bytes),
+            why=say(budget.binding),
             size=format_size(ram_bytes),
             device=run.device.describe(),
         )
-    with run.monitor.phase("probe"):
-        spec = plan_here(run, rows)
+    with monitor.phase("probe"):
+        spec = plan_here(run, data, rows, budget, base_bytes)
     # The first process alone has probed.
     chosen, correction = group.broadcast((spec.plan, spec.machine.correction))
-    run.spec = replace(spec.by(chosen), machine=replace(spec.machine, correction=correction))
-    run.config = run.spec.settings
-    if run.spec.counted.effective_batch_size < group.size:
+    spec = replace(spec, plan=chosen, machine=replace(spec.machine, correction=correction))
+    if spec.counted.effective_batch_size < group.size:
         raise UserError(
             "--effective_batch_size = {effective_batch_size}, is less than one row for each of {size} processes; "
             "raise it",
-            effective_batch_size=run.spec.counted.effective_batch_size,
+            effective_batch_size=spec.counted.effective_batch_size,
             size=group.size,
         )
+    return spec, base_bytes
 
 
 def plan_again(run: ResolvedRun, settings: StepSettings, budget: Budget) -> Plan:
     """A plan for the same run with other settings of its steps, or another budget; it need not go on as the run has gone so far."""
-    machine = machine_of(
-        run.device, budget, run.base_bytes, run.group.size, weights_folder(run.config.memory, run.config.run)
-    )
+    config = run.config
+    folder = weights_folder(config.memory, config.run)
+    machine = machine_of(run.device, budget, run.base_bytes, run.group.size, folder)
     machine = replace(machine, correction=run.spec.machine.correction)
-    again = resolve(
-        run.config, machine, run.spec.rows, done=run.state.step, running=run.spec.plan.choice, settings=settings
-    )
-    return again.plan
+    running = run.spec.plan.choice
+    return resolve(config, machine, run.spec.rows, done=run.state.step, running=running, settings=settings).plan
 
 
-def look_ahead(run: ResolvedRun) -> Rows:
+def look_ahead(run: Beginning, data: PreparedData, budget: Budget) -> Rows:
     """The rows that come; and the first products, and their speed where no run has measured it.
 
     All of this loads libraries that stay: look before what the process takes is measured.
@@ -96,25 +100,46 @@ def look_ahead(run: ResolvedRun) -> Rows:
     run.device.warm_up()
     if rank() == 0 and run.device.known_speed() is None:
         run.device.measure()
-    machine = machine_of(run.device, run.budget, 0, run.group.size)
-    return Rows.ahead(run.config, machine, run.prepared, run.loader, run.validation, run.state.step)
-
-
-def plan_here(run: ResolvedRun, rows: Rows) -> RunSpec:
-    """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits."""
-    machine = machine_of(
-        run.device, run.budget, run.base_bytes, run.group.size, weights_folder(run.config.memory, run.config.run)
+    config = run.config
+    train = config.train
+    batch = effective_batch(train, machine_of(run.device, budget, 0, run.group.size))
+    steps = Steps.of(train, config.model, config.lora, data.task, batch, data.loader.num_rows)
+    done = run.state.step
+    return Rows.ahead(
+        data.prepared,
+        data.loader,
+        data.validation,
+        range(done, max(done + 1, steps.max_steps)),
+        effective_batch_size=batch,
+        eval_rows=train.eval_rows,
+        num_processes=run.group.size,
     )
-    earlier = ExecutionPlan(**run.state.choice) if run.state.choice else None
-    changed = StepSettings.of(run.config).changed_since(run.state.asked or {})
-    spec = resolve(run.config, machine, rows, done=run.state.step, earlier=earlier, changed=changed)
+
+
+def plan_here(run: Beginning, data: PreparedData, rows: Rows, budget: Budget, base_bytes: int) -> RunSpec:
+    """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits.
+
+    Args:
+        base_bytes: what this process holds before the weights.
+    """
+    config = run.config
+    machine = machine_of(run.device, budget, base_bytes, run.group.size, weights_folder(config.memory, config.run))
+    decide = partial(
+        resolve,
+        config,
+        rows=rows,
+        done=run.state.step,
+        earlier=ExecutionPlan(**run.state.choice) if run.state.choice else None,
+        changed=StepSettings.of(config).changed_since(run.state.asked or {}),
+    )
+    spec = decide(machine)
     if spec.plan.choice.compiled and (failure := why_compiling_fails(run.device.torch_device)):
         machine = replace(machine, no_compiler=say("torch's compiler fails: {failure}", failure=failure))
-        spec = resolve(run.config, machine, rows, done=run.state.step, earlier=earlier, changed=changed)
+        spec = decide(machine)
     # Steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted.
     is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.offloaded_blocks
-    probes = is_near if run.config.memory.probe == AUTO else run.config.memory.probe
-    return _probed(run, spec) if probes else spec
+    probes = is_near if config.memory.probe == AUTO else config.memory.probe
+    return _probed(run, data, spec, budget, base_bytes) if probes else spec
 
 
 def machine_of(
@@ -128,9 +153,9 @@ def machine_of(
     traits = traits_of(device.torch_device)
     speed = device.known_speed()
     no_kernels = (why_none() or "") if device.name == "cpu" else why_not_compiled(device.torch_device)
-    installed = budget.available_bytes if budget.installed_bytes is None else budget.installed_bytes
+    installed = installed_bytes(budget)
     # With a budget that is named, what other programs take does not change the run.
-    available = budget.available_bytes if budget.binding != FLAG else installed
+    available = installed if budget.binding == FLAG else budget.available_bytes
     return Machine(
         budget_bytes=budget.limit(),
         available_bytes=available,
@@ -159,86 +184,96 @@ def loaded_bytes(device: Device, base_bytes: int) -> int:
     return int(FIRST_STEP * base_bytes) if device.is_separate_memory else base_bytes
 
 
-def machine_for(config: Config) -> Machine:
-    """The machine that a run of these settings plans for, as far as it is known before it starts; imports torch.
+def machine_for(device_name: str, memory_budget: int | str, folder: Path) -> Machine:
+    """The machine that a run plans for, as far as it is known before it starts; imports torch.
 
+    Args:
+        device_name, memory_budget: the settings. folder: for a file of offloaded weights.
     Raises:
         UserError: the device is not here.
     """
-    device = pick(config.run.device)
-    budget = measure_budget(config.memory.memory_budget, device)
-    return machine_of(device, budget, BASE_BYTES, 1, weights_folder(config.memory, config.run))
+    device = pick(device_name)
+    return machine_of(device, measure_budget(memory_budget, device), BASE_BYTES, 1, folder)
 
 
-def _probed(run: ResolvedRun, spec: RunSpec) -> RunSpec:
+def _probed(run: Beginning, data: PreparedData, spec: RunSpec, budget: Budget, base_bytes: int) -> RunSpec:
     """Measure a plan and decide again, until a plan fits that was measured.
 
     A child counts to the same budget and the same limits of the system. Where the plan is above what they leave beside this
     process, a smaller one of the same malloc is measured, and what its measurement says of the formulas corrects the plan.
     """
-    ram_bytes = run.budget.host_bytes - run.base_bytes
-    if run.budget.is_on_device and loaded_bytes(run.device, run.base_bytes) > ram_bytes:
-        note = say(
-            "not probed: {size} of RAM is too little for a child process that uses the device",
-            size=format_size(ram_bytes),
-        )
-        return replace(spec, plan=replace(spec.plan, reasons=(*spec.plan.reasons, note)))
+    ram_bytes = budget.host_bytes - base_bytes
+    if budget.is_on_device and loaded_bytes(run.device, base_bytes) > ram_bytes:
+        text = "not probed: {size} of RAM is too little for a child process that uses the device"
+        return _with_reasons(spec, say(text, size=format_size(ram_bytes)))
     decide = partial(resolve, run.config, rows=spec.rows, done=run.state.step)
     child_bytes = 0 if run.device.is_separate_memory else max(1, min(ram_bytes, free_host_bytes()))
     notes = list[str]()
-    is_measured = False
+    measured: RunSpec | None = None
     for _ in range(MOST_PROBES):
         planned = spec.plan
-        trial: Plan | None = planned
+        trial = planned
         if 0 < child_bytes < planned.peak_bytes:
-            trial = None
             with suppress(UserError):  # It does not fit, or is not compiled as is asked for.
                 trial = decide(replace(spec.machine, budget_bytes=child_bytes)).plan
-        if trial is None or trial.choice.malloc != planned.choice.malloc:
+        if trial.peak_bytes > child_bytes > 0 or trial.choice.malloc != planned.choice.malloc:
             size = format_size(child_bytes)
             notes.append(say("not probed: {size} left for a child process is too little for any step", size=size))
             break
-        result = _probe(run, spec, trial, child_bytes)
+        result = _probe(run, data, spec.rows, trial, budget.limit(), child_bytes)
         notes.append(_in_words(result, trial))
         if result.failed and not result.was_killed:
             break  # It says nothing of memory; the plan stands.
         correction = spec.machine.correction * AFTER_A_KILL
         if not result.was_killed:
-            is_measured = True
-            # The child is alone, and holds no gradients on their way.
-            parts = predict(spec.work, trial.choice, replace(spec.machine, num_processes=1))
-            is_varied = len(trial.choice.source_sizes) > 1 or len(trial.choice.target_sizes) > 1
-            correction = for_later_steps(correction_of(result, parts), parts, is_varied)
-            if trial is not planned:
-                # What a smaller plan takes less says nothing of this one; what it takes more does.
-                correction = max(correction, spec.machine.correction)
-        spec = decide(replace(spec.machine, correction=correction), earlier=planned.choice)
-        if not result.was_killed and (spec.plan.choice == planned.choice or trial is not planned):
+            correction = _corrected(spec, trial, result)
+        machine = replace(spec.machine, correction=correction)
+        spec = decide(machine, earlier=planned.choice)
+        if result.was_killed:
+            continue
+        measured = spec
+        if spec.plan.choice == planned.choice or trial is not planned:
             break
-    unprobed = None
-    if is_measured:
-        # The phases as they were predicted before any probe:
-        phases = spec.plan.phase_parts.values()
-        unprobed = max(sum(parts.values()) - parts.get(CORRECTION, 0) for parts in phases)
-    reasons = (*spec.plan.reasons, *notes)
-    return replace(spec, plan=replace(spec.plan, reasons=reasons, unprobed_peak_bytes=unprobed))
+    spec = _with_reasons(spec, *notes)
+    if measured is None:
+        return spec
+    # The phases as they were predicted before any probe:
+    phases = spec.plan.phase_parts.values()
+    unprobed = max(sum(parts.values()) - parts.get(CORRECTION, 0) for parts in phases)
+    return replace(spec, plan=replace(spec.plan, unprobed_peak_bytes=unprobed))
 
 
-def _probe(run: ResolvedRun, spec: RunSpec, trial: Plan, child_bytes: int) -> ProbeResult:
+def _with_reasons(spec: RunSpec, *notes: str) -> RunSpec:
+    return replace(spec, plan=replace(spec.plan, reasons=(*spec.plan.reasons, *notes)))
+
+
+def _corrected(spec: RunSpec, trial: Plan, result: ProbeResult) -> float:
+    """The factor on temporary memory that a measurement of a plan leads to."""
+    # The child is alone, and holds no gradients on their way.
+    parts = predict(spec.work, trial.choice, replace(spec.machine, num_processes=1))
+    is_varied = len(trial.choice.source_sizes) > 1 or len(trial.choice.target_sizes) > 1
+    correction = for_later_steps(correction_of(result, parts), parts, is_varied)
+    if trial is spec.plan:
+        return correction
+    # What a smaller plan takes less says nothing of this one; what it takes more does.
+    return max(correction, spec.machine.correction)
+
+
+def _probe(
+    run: Beginning, data: PreparedData, rows: Rows, trial: Plan, limit_bytes: int, child_bytes: int
+) -> ProbeResult:
     if rank() != 0:
         return ProbeResult(failed=say("left to the first process, whose plan is taken by all"))
     choice = trial.choice
-    prepared = run.prepared
-    lengths = spec.rows.lengths
-    evaluation = spec.rows.evaluation
-    assert lengths is not None and evaluation is not None, "a run has looked at its rows"
-    steps = lengths.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)
-    evaluated = evaluation.worst_steps(choice.eval_batch_size_per_gpu)[-1]
+    prepared = data.prepared
+    assert rows.lengths is not None and rows.evaluation is not None, "a run has looked at its rows"
+    steps = rows.lengths.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)
+    evaluated = rows.evaluation.worst_steps(choice.eval_batch_size_per_gpu)[-1]
     request = ProbeRequest(
-        run.config.changed(device=run.device.name),
+        run.config,
         choice,
         tuple(map(tuple, steps)),
-        max(evaluated, key=lambda rows: sum(map(sum, rows))),
+        max(evaluated, key=lambda batch: sum(map(sum, batch))),
         run.base,
         local_rank(),
         ProbeData(
@@ -246,11 +281,11 @@ def _probe(run: ResolvedRun, spec: RunSpec, trial: Plan, child_bytes: int) -> Pr
             prepared.train_dir,
             prepared.validation_dir,
             prepared.tokenizer_dir,
-            run.loader.reopens,
-            run.listed_in,
+            data.loader.reopens,
+            None if data.answers is None else data.answers.folder,
         ),
         run.device.computes_on,
-        run.budget.limit(),
+        limit_bytes,
         child_bytes,
     )
     return probe(request, Path(run.config.data.cache_dir))

@@ -6,6 +6,7 @@ run that starts, one that goes on and the command `plan` all come through `resol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -27,10 +28,10 @@ from memory.step_settings import StepSettings
 from memory.step_work import effective_batch, make_work
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
-from settings.declared import Config
+from settings.declared import Config, DataConfig, LoraConfig, T5ModelConfig, TrainConfig
 from settings.errors import UserError
 from settings.fields import AUTO
-from settings.tasks import task_named
+from settings.tasks import default_objective, task_named
 from storage import NotMade
 from training.saved_model import SavedModel
 from training.setup.schedules import Steps
@@ -59,26 +60,27 @@ class Rows:
     sample: LengthEstimate | None = None
 
     @classmethod
-    def as_set(cls, config: Config) -> Rows:
+    def as_set(cls, data: DataConfig, objective: str, eval_rows: int) -> Rows:
         """Of data that is not prepared: as long as the settings allow."""
-        objective = config.data.objective
-        if objective == AUTO and config.data.train_file is not None:
-            objective = look(config, find_training_data, config.data, config.train.is_finetune).objective
-        elif objective == AUTO:
-            objective = "pairs" if config.train.is_finetune else "span"
-        lengths = lengths_of(config.data, objective)
+        lengths = lengths_of(data, objective)
         answers = lengths.target_tokens * task_named(objective).answers_per_row
-        return cls(objective, lengths.input_tokens, answers, answers, None, config.train.eval_rows)
+        return cls(objective, lengths.input_tokens, answers, answers, None, eval_rows)
 
     @classmethod
     def ahead(
-        cls, config: Config, machine: Machine, data: Prepared, train: StepLoader, validation: StepLoader, done: int = 0
+        cls,
+        data: Prepared,
+        train: StepLoader,
+        validation: StepLoader,
+        steps: range,
+        *,
+        effective_batch_size: int,
+        eval_rows: int,
+        num_processes: int = 1,
     ) -> Rows:
-        """Of prepared data, as they come after `done` steps."""
-        batch, processes = effective_batch(config.train, machine), machine.num_processes
-        last = Steps.of(config, batch, train.num_rows).max_steps
-        found = step_lengths(train, data.train_dir, range(done, max(done + 1, last)), batch, processes)
-        evaluation = evaluation_lengths(validation, config.train.eval_rows, processes)
+        """Of prepared data, as they come in these steps."""
+        lengths = step_lengths(train, data.train_dir, steps, effective_batch_size, num_processes)
+        evaluation = evaluation_lengths(validation, eval_rows, num_processes)
         source, target = map(max, train.longest, validation.longest)
         return cls(
             data.objective,
@@ -87,27 +89,31 @@ class Rows:
             train.longest_answer,
             train.num_rows,
             validation.num_rows,
-            _shapes(found, config.data.batch_tokens or None),
+            _shapes(lengths, None if train.max_tokens == math.inf else int(train.max_tokens)),
             _shapes(evaluation, None),
         )
 
     @classmethod
     def of_sample(cls, config: Config, machine: Machine, sample: LengthEstimate) -> Rows:
         """Of data that is not prepared: like some of its rows, and one that is longer."""
-        lengths, longest = sample.cut(config.data), sample.longest(config.data)
-        sorts_rows, processes = config.data.group_by_length, machine.num_processes
-        steps = drawn_lengths(lengths, longest, effective_batch(config.train, machine), processes, sorts_rows)
-        evaluation = drawn_lengths(lengths, longest, config.train.eval_rows, processes, most_steps=1)
+        data = config.data
+        eval_rows = config.train.eval_rows
+        lengths = sample.cut(data)
+        longest = sample.longest(data)
+        processes = machine.num_processes
+        batch = effective_batch(config.train, machine)
+        steps = drawn_lengths(lengths, longest, batch, processes, data.group_by_length)
+        evaluation = drawn_lengths(lengths, longest, eval_rows, processes, most_steps=1)
         held_out = sample.held_out_rows
-        if not held_out and config.data.validation_file is None and not held_out_sources(config.data):
+        if not held_out and data.validation_file is None and not held_out_sources(data):
             held_out = max(1, sample.about_rows // HELD_OUT_ONE_IN)
         return cls(
             sample.objective,
             *longest,
             longest[1],
             sample.about_rows,
-            held_out or config.train.eval_rows,
-            _shapes(steps, config.data.batch_tokens or None),
+            held_out or eval_rows,
+            _shapes(steps, data.batch_tokens or None),
             _shapes(evaluation, None),
             sample,
         )
@@ -119,18 +125,36 @@ class Rows:
         Raises:
             UserError: the data are here and cannot be used, as a run would say.
         """
-        if config.data.train_file is not None and not file_problems(config.data):  # else the data may be elsewhere
-            with suppress(NotMade):
-                if (data := look(config, find_prepared, config)) is not None:
-                    train = StepLoader(data.train_dir, data.objective, config.data, config.model, config.run.seed)
-                    validation = StepLoader(
-                        data.validation_dir, data.objective, config.data, config.model, config.run.seed
-                    )
-                    return cls.ahead(config, machine, data, train, validation)
-                groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
-                if (sample := look(config, estimate_lengths, *groups)) is not None:
-                    return cls.of_sample(config, machine, sample)
-        return cls.as_set(config)
+        objective = config.data.objective
+        if objective == AUTO:
+            objective = default_objective(config.train.is_finetune)
+        if config.data.train_file is None or file_problems(config.data):  # The data may be elsewhere.
+            return cls.as_set(config.data, objective, config.train.eval_rows)
+        with suppress(NotMade):
+            data = look(config, find_prepared, config)
+            if data is not None:
+                train, validation = (
+                    StepLoader(split, data.objective, config.data, config.model, config.run.seed)
+                    for split in (data.train_dir, data.validation_dir)
+                )
+                batch = effective_batch(config.train, machine)
+                steps = Steps.of(config.train, config.model, config.lora, config.task, batch, train.num_rows)
+                return cls.ahead(
+                    data,
+                    train,
+                    validation,
+                    range(steps.max_steps),
+                    effective_batch_size=batch,
+                    eval_rows=config.train.eval_rows,
+                    num_processes=machine.num_processes,
+                )
+            groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
+            sample = look(config, estimate_lengths, *groups)
+            if sample is not None:
+                return cls.of_sample(config, machine, sample)
+        if config.data.objective == AUTO:
+            objective = look(config, find_training_data, config.data, config.train.is_finetune).objective
+        return cls.as_set(config.data, objective, config.train.eval_rows)
 
 
 @dataclass(frozen=True)
@@ -138,7 +162,7 @@ class RunSpec:
     """A run in which nothing is left to decide: beside `asked`, no value here is auto.
 
     Args:
-        asked: the settings. machine, rows: what they were decided for. done: steps that were done before.
+        asked: the settings, with the objective of the rows. machine, rows: what they were decided for. done: steps that were done before.
         plan: how its steps go, in how much memory. steps: how many there are, and their learning rates; None: that cannot be
             known, since the rows are not counted and no number of steps is named.
     """
@@ -154,7 +178,7 @@ class RunSpec:
     def work(self) -> Workload:
         """What one of its steps has to do, on one process."""
         work = make_work(self.asked, self.machine, self.rows.source_tokens, self.rows.target_tokens)
-        mapped = mapped_base(self.asked)
+        mapped = mapped_base(self.asked.train, self.asked.lora, self.asked.data, self.asked.model)
         return replace(work, shapes=self.rows.lengths, evaluation=self.rows.evaluation, mapped=mapped)
 
     @property
@@ -168,10 +192,6 @@ class RunSpec:
         """The steps of a run whose rows are there."""
         assert self.steps is not None, "a run knows its rows"
         return self.steps
-
-    def by(self, chosen: Plan) -> RunSpec:
-        """The same run, its steps done as another plan says."""
-        return replace(self, plan=chosen, steps=_steps(self.asked, chosen.effective_batch_size, self.rows))
 
 
 def resolve(
@@ -188,6 +208,7 @@ def resolve(
     """Decide all that a run needs.
 
     Args:
+        config: its objective is that of the rows.
         rows: that it reads.
         done: steps so far. earlier: how they were done; kept where it still fits. changed: settings that ask for another way.
         running: how the steps of a run that is under way are done: its dtypes and offloaded weights stay.
@@ -195,12 +216,12 @@ def resolve(
     Raises:
         DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
     """
-    # No more samples than rows that are held out, where these are prepared
-    most = rows.held_out if rows.lengths is not None and rows.sample is None else config.train.sample_rows
-    planned = config.changed(objective=rows.objective, sample_rows=min(config.train.sample_rows, most))
-    steps = _steps(config, effective_batch(config.train, machine), rows)
+    steps = None
+    if rows.count is not None or config.train.max_steps != AUTO:
+        batch = effective_batch(config.train, machine)
+        steps = Steps.of(config.train, config.model, config.lora, config.task, batch, rows.count or 0)
     chosen = plan(
-        planned,
+        config,
         machine,
         source_tokens=rows.source_tokens,
         target_tokens=rows.target_tokens,
@@ -210,11 +231,11 @@ def resolve(
         changed=changed,
         running=running,
         settings=settings,
-        mapped=mapped_base(config),
+        mapped=mapped_base(config.train, config.lora, config.data, config.model),
         steps=None if steps is None else steps.max_steps,
     )
-    spec = RunSpec(config, machine, rows, chosen, _steps(config, chosen.effective_batch_size, rows), done)
-    if spec.steps is None:
+    spec = RunSpec(config, machine, rows, chosen, steps, done)
+    if steps is None:
         return spec
     left = schedule_of(spec.settings, done, rows.held_out, rows.answer_tokens, machine.num_processes)
     total = predict_times(spec.work, chosen.choice, machine, left)
@@ -222,24 +243,20 @@ def resolve(
     return replace(spec, plan=timed)
 
 
-def mapped_base(config: Config) -> tuple[str, int]:
+def mapped_base(train: TrainConfig, lora: LoraConfig, data: DataConfig, model: T5ModelConfig) -> tuple[str, int]:
     """The dtype of the base that adapters stand on, and how many of its weights may stay in its file."""
-    start = config.train.finetune_from
-    if not config.lora.lora_rank or start in (AUTO, None):
+    start = train.finetune_from
+    if not lora.lora_rank or start in (AUTO, None):
         return "", 0
     try:
         stored = TensorHeaders(SavedModel.read(start).base).matrix_dtype()
     except UserError:  # which the run refuses
         return "", 0
-    counts = weight_counts(config.model)
-    tables = counts["embedding"] + counts["head"] if config.data.extra_tokens is not None else 0  # they get new rows
-    return {"F32": FLOAT32, "BF16": BFLOAT16}.get(stored, ""), counts["total"] - tables
-
-
-def _steps(config: Config, effective_batch_size: int, rows: Rows) -> Steps | None:
-    if rows.count is None and config.train.max_steps == AUTO:
-        return None
-    return Steps.of(config, effective_batch_size, rows.count or 0)
+    counts = weight_counts(model)
+    mapped = counts["total"]
+    if data.extra_tokens is not None:  # Its tables get new rows, in memory.
+        mapped -= counts["embedding"] + counts["head"]
+    return {"F32": FLOAT32, "BF16": BFLOAT16}.get(stored, ""), mapped
 
 
 def _shapes(lengths: StepLengths, max_tokens: int | None) -> Shapes:

@@ -8,13 +8,13 @@ As asked, or because a batch system has started the same command again: so the c
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from language import join, say
 from run_files import SETTINGS_FILE
-from settings.declared import Config, flags_of, places, settings_by_name
+from settings.declared import Config, RunConfig, flags_of, places, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, read_settings_file
 from settings.loading import load, training_command
@@ -22,13 +22,17 @@ from settings.tasks import command_of
 from training.checkpoints.runs import runs_newest_first
 from training.saved_model import SHAPE_SETTINGS, TOKENIZER_SETTINGS
 
+# The flags of `plan` that no run has:
+PLAN_FLAGS = flags_of("plan").keys() - flags_of("train").keys()
+# The settings that stay as they are for all of a run:
+DEFINING = frozenset(name for name, (_, member) in settings_by_name().items() if member.metadata["defines"])
 
-def goes_on(config: Config) -> bool:
+
+def goes_on(run: RunConfig, is_keep_training: bool | str) -> bool:
     """Whether this start resumes a run."""
-    wish = config.train.is_keep_training
-    settings = Path(config.run.output_dir) / config.run.run_name / SETTINGS_FILE
     # A name may be too long for a file, which `Path.is_file` does not answer.
-    return wish is True or (wish == AUTO and os.path.isfile(settings))
+    is_there = os.path.isfile(Path(run.output_dir) / run.run_name / SETTINGS_FILE)
+    return is_there if is_keep_training == AUTO else bool(is_keep_training)
 
 
 def find_run_to_resume(output_dir: str | Path, run_name: str) -> Path:
@@ -51,16 +55,38 @@ def find_run_to_resume(output_dir: str | Path, run_name: str) -> Path:
 def resumed_config(config: Config, run_dir: Path) -> Config:
     """The settings that a run has saved, with the flags of now over them; places are those of now alone.
 
+    Where a setting defines the run, auto is what the run has decided.
+
     Raises:
         UserError: a flag differs in what defines the run, or its settings cannot be read.
     """
     record = _read_record(run_dir)
     command = training_command(record)
-    now = config.as_dict()
-    here = {name: now[name] for name in places()}
+    ours = config.as_dict()
+    here = {name: ours[name] for name in places()}
     saved = load(command, {"config": record, **here})
-    flags = _flags_of_now(config)
-    problems = [*_redefined(flags, saved), *_other_shape(config, saved)]
+    theirs = saved.as_dict()
+    flags = {name: value for name, value in ours.items() if config.typed(name) and name not in PLAN_FLAGS}
+    problems: list[str] = []
+    for name in [name for name in flags if name in DEFINING]:
+        if ours[name] == AUTO:
+            del flags[name]  # The run has decided it.
+        elif ours[name] != theirs[name]:
+            text = "--{name} = {ours}, the run to resume has {theirs}; omit it, or start another run"
+            problems.append(say(text, name=name, ours=ours[name], theirs=theirs[name]))
+    if config.typed("epochs") and ours["max_steps"] == AUTO:
+        flags["max_steps"] = AUTO  # Else the steps that the run has decided on would go before the epochs of now.
+    # Where the run has a base, the shape is the base's, and no preset's.
+    is_other_preset = config.typed("model_preset") and config.model_preset != saved.model_preset
+    if is_other_preset and saved.train.finetune_from in (None, AUTO):
+        others = [
+            f"{name} {theirs[name]}"
+            for name in SHAPE_SETTINGS
+            if name not in TOKENIZER_SETTINGS and config.origin(name) == "preset" and ours[name] != theirs[name]
+        ]
+        if others:
+            text = "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or start another run"
+            problems.append(say(text, model_preset=config.model_preset, others=join(", ", others)))
     if command != command_of(config.data.objective) != "train":
         text = "--is_keep_training = True, the run {name} was not trained on preferences; resume it with {command}"
         problems.append(say(text, name=run_dir.name, command=command))
@@ -91,62 +117,16 @@ def _read_record(run_dir: Path) -> dict[str, Any]:
     return record
 
 
-def _flags_of_now(config: Config) -> dict[str, Any]:
-    """The settings that are named for this start. Where one defines the run, auto is what the run has decided."""
-    of_plan = flags_of("plan").keys() - flags_of("train").keys()
-    values = config.as_dict()
-    flags = {
-        name: value
-        for name, value in values.items()
-        if config.typed(name) and name not in of_plan and not (_defines(name) and value == AUTO)
-    }
-    if config.typed("epochs") and values["max_steps"] == AUTO:
-        flags["max_steps"] = AUTO  # Else the steps that the run has decided on would go before the epochs of now.
-    return flags
+def unused_places(values: Mapping[str, Any], is_given: Callable[[str], bool], run_dir: Path) -> list[str]:
+    """Tell of the folders and addresses that a run has used and this start does not name.
 
-
-def _defines(name: str) -> bool:
-    """Whether a setting stays as it is for all of a run."""
-    return name != "model_preset" and bool(settings_by_name()[name][1].metadata["defines"])
-
-
-def _redefined(flags: Mapping[str, Any], saved: Config) -> list[str]:
-    """Which flags define the run otherwise than it is."""
-    theirs = saved.as_dict()
-    text = "--{name} = {ours}, the run to resume has {theirs}; omit it, or start another run"
-    return [
-        say(text, name=name, ours=value, theirs=theirs[name])
-        for name, value in flags.items()
-        if _defines(name) and value != theirs[name]
-    ]
-
-
-def _other_shape(config: Config, saved: Config) -> list[str]:
-    """That a preset is named whose shape is not the run's; where the run has a base, the shape is the base's."""
-    if not config.typed("model_preset") or config.model_preset == saved.model_preset:
-        return []
-    if saved.train.finetune_from not in (None, AUTO):
-        return []
-    ours = config.as_dict()
-    theirs = saved.as_dict()
-    shape = [name for name in SHAPE_SETTINGS if config.origin(name) == "preset" and name not in TOKENIZER_SETTINGS]
-    others = [f"{name} {theirs[name]}" for name in shape if ours[name] != theirs[name]]
-    if not others:
-        return []
-    text = "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or start another run"
-    return [say(text, model_preset=config.model_preset, others=join(", ", others))]
-
-
-def unused_places(config: Config, run_dir: Path) -> list[str]:
-    """Tell of the folders and addresses that a run has used and this start does not name."""
+    Args:
+        values: all settings of this start. is_given: whether the user has named one.
+    """
     saved = read_settings_file(run_dir / SETTINGS_FILE)
+    text = "{name} = {value}: the run was started with {saved}, which counts only where it is named again"
     return [
-        say(
-            "{name} = {value}: the run was started with {saved}, which counts only where it is named again",
-            name=name,
-            value=value,
-            saved=saved[name],
-        )
-        for name, value in config.as_dict().items()
-        if name in places() and name != "output_dir" and not config.given(name) and saved.get(name) not in (None, value)
+        say(text, name=name, value=values[name], saved=saved[name])
+        for name in places()
+        if name != "output_dir" and not is_given(name) and saved.get(name) not in (None, values[name])
     ]

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 from model.shapes import weight_counts
 from optimizers import OPTIMIZERS
-from settings.declared import Config, T5ModelConfig, TrainConfig
+from settings.declared import LoraConfig, T5ModelConfig, TrainConfig
 from settings.fields import AUTO
+from tasks.base import Task
 
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
 DECAY_SHARE = 1 / 3  # of a run's steps, in which "wsd" falls
@@ -38,6 +40,7 @@ LARGE_WEIGHTS, RATE_EXPONENT = 390e6, 0.3
 # 5 or 10 steps of warm-up only moved the jump (10 steps in all). So a model of more blocks than t5-small's learns slower by as
 # much, unless its warm-up is long: T5's own of 10,000 steps took 1e-2 with 48 blocks.
 SHALLOW_BLOCKS, SHORT_WARMUP = 12, 25
+Number = TypeVar("Number", int, float)
 # a step that goes with a weight's size, in a direction of its own, makes the weight larger by rate^2 / 2: over a long run it
 # grows by e to the sum of that, and with it all later steps. 16,000 steps at 3e-2 came to 2.7 and learnt to their end
 # (docs/recipes.md), T5's million of steps to 2.8
@@ -63,26 +66,33 @@ class Steps:
     lr_schedule: str
 
     @classmethod
-    def of(cls, config: Config, effective_batch_size: int, rows: int) -> Steps:
+    def of(
+        cls,
+        train: TrainConfig,
+        model: T5ModelConfig,
+        lora: LoraConfig,
+        task: Task,
+        effective_batch_size: int,
+        rows: int,
+    ) -> Steps:
         """What the settings name; what is auto follows from the rows of the training data."""
-        train, steps = config.train, config.train.max_steps
+        steps = train.max_steps
         if steps == AUTO:
-            epochs = (3.0 if train.is_finetune else 1.0) if train.epochs == AUTO else float(train.epochs)
+            epochs = or_else(train.epochs, 3.0 if train.is_finetune else 1.0)
             steps = max(1, math.ceil(rows * epochs / effective_batch_size))
-        steps, schedule = int(steps), train.lr_schedule
-
-        def either(asked: int | str, otherwise: int) -> int:
-            return otherwise if asked == AUTO else int(asked)
-
-        warmup = either(train.warmup_steps, min(10_000, steps // 10))
+        steps = int(steps)
+        warmup = or_else(train.warmup_steps, min(10_000, steps // 10))
+        rate = train.learning_rate
+        if rate == AUTO:
+            rate = _highest_rate(train, model, lora.lora_rank > 0, task, warmup, steps)
         return cls(
             effective_batch_size,
             steps,
             warmup,
-            either(train.eval_steps, max(1, min(1000, steps // 5))),
-            either(train.save_steps, max(1, min(1000, steps // 10))),
-            _highest_rate(config, schedule, warmup, steps),
-            schedule,
+            or_else(train.eval_steps, max(1, min(1000, steps // 5))),
+            or_else(train.save_steps, max(1, min(1000, steps // 10))),
+            float(rate),
+            train.lr_schedule,
         )
 
     def rate(self, step: int) -> float:
@@ -96,21 +106,28 @@ class Steps:
         )
 
 
-def _highest_rate(config: Config, schedule: str, warmup: int, steps: int) -> float:
-    train, adapts, is_relative = config.train, config.lora.lora_rank > 0, config.train.optimizer != "adamw"
-    if train.learning_rate != AUTO:
-        return float(train.learning_rate)
+def or_else(requested: float | str, otherwise: Number) -> Number:
+    """A number that was asked for, or where it is auto another, which is of the same type."""
+    return otherwise if requested == AUTO else type(otherwise)(requested)
+
+
+def _highest_rate(
+    train: TrainConfig, model: T5ModelConfig, has_adapters: bool, task: Task, warmup: int, steps: int
+) -> float:
+    is_relative = train.optimizer != "adamw"
     facts = OPTIMIZERS[train.optimizer]
-    rate = ADAPTER_RATE if adapts and not is_relative else facts.learning_rate
-    share = config.task.rate_share(adapts)
+    rate = ADAPTER_RATE if has_adapters and not is_relative else facts.learning_rate
+    share = task.rate_share(has_adapters)
     if share is not None:
         rate *= share
-    elif is_relative and not (adapts and _is_trained(train)):
-        weights = weight_counts(config.model)["total"]
+    elif is_relative and not (has_adapters and _is_trained(train)):
+        weights = weight_counts(model)["total"]
         rate = max(rate, min(facts.small_rate, rate * (LARGE_WEIGHTS / weights) ** RATE_EXPONENT))
-        share = FINETUNE_RATE * max(1.0, (FINETUNE_WEIGHTS / weights) ** FINETUNE_EXPONENT)
-        rate *= min(1.0, share) if _is_trained(train) else depth_share(config.model, warmup)
-    return min(rate, long_run_rate(schedule, warmup, steps)) if is_relative else rate
+        if _is_trained(train):
+            rate *= min(1.0, FINETUNE_RATE * max(1.0, (FINETUNE_WEIGHTS / weights) ** FINETUNE_EXPONENT))
+        else:
+            rate *= depth_share(model, warmup)
+    return min(rate, long_run_rate(train.lr_schedule, warmup, steps)) if is_relative else rate
 
 
 def depth_share(model: T5ModelConfig, warmup: int) -> float:
@@ -146,7 +163,8 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
     step = min(max(step, 1), max_steps)
     warmup = min(warmup_steps, max_steps)
     if schedule == "one_cycle":
-        first, top = peak / ONE_CYCLE_START_DIVISOR, max(warmup, 1)
+        first = peak / ONE_CYCLE_START_DIVISOR
+        top = max(warmup, 1)
         if step < warmup:
             return _half_cosine(first, peak, (step - 1) / (warmup - 1))
         return _half_cosine(peak, first / ONE_CYCLE_END_DIVISOR, (step - top) / max(max_steps - top, 1))

@@ -1,4 +1,4 @@
-"""Which folder a run's weights are from: the one that is named, the newest checkpoint of a run that goes on, or a finished run.
+"""Which folder the weights of a new run are from: the one that is named, or a finished run.
 
 A folder that the user names is taken. What is found instead is told first: what it is, why it, and what other starts there are. A
 finished pretraining run is taken where its shape is not another than the one asked for and its tokenizer suits the data
@@ -7,7 +7,6 @@ finished pretraining run is taken where its shape is not another than the one as
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from data.prepare.estimate import misfit
@@ -15,82 +14,55 @@ from data.prepare.looking import look
 from language import say
 from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
-from settings.declared import Config
+from settings.declared import Config, DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO, near_path
 from settings.program import program
-from settings.tasks import command_of
-from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, SavedRun, runs_newest_first
 from training.saved_model import SavedModel
 from training.setup.hub import fetch_model
 
 
-def choose_start(config: Config, resumed_dir: Path | None) -> tuple[Path | None, list[str]]:
-    """Choose the folder whose weights a run starts from.
+def choose_start(config: Config) -> tuple[Path | None, list[str]]:
+    """Choose the folder whose weights a run starts from at its first step.
 
-    Args:
-        resumed_dir: of the run that goes on; its newest checkpoint is taken before all others.
     Returns:
         the folder, None for random weights; and what is to be told of a choice that the user did not make.
     Raises:
         UserError: what was named is not there, or preferences have nothing to start from.
     """
-    if resumed_dir is None:
-        return _first_start(config)
-    latest = Checkpoints(resumed_dir, config.train.keep_latest_n_ckp).latest()
-    if latest is not None:
-        return latest, []
-    folder, notes = _first_start(config)
-    text = "{run} was stopped before its first checkpoint and starts again from step 1"
-    return folder, [say(text, run=resumed_dir.name), *notes]
-
-
-def _first_start(config: Config) -> tuple[Path | None, list[str]]:
     named = config.train.finetune_from
     if named not in (AUTO, None):
         return _named_start(str(named), config.train.allow_download), []
     runs = runs_newest_first(config.run.output_dir)
-    if command_of(config.data.objective) == "dpo":
-        return _start_of_preferences(runs, config)
+    if config.task.needs_base:
+        return _start_of_preferences(named, runs, config.run.output_dir)
     if not config.train.is_finetune:
         return None, []
     if named is None:
-        return None, [_random_note(say("because of --finetune_from=none"), config)]
-    pretrained = [run for run in runs if run.is_of_text]
-    problems: list[str] = []
-    for run in pretrained:
-        if run.is_finished:
-            problem = _unmet_condition(config, run.folder)
+        return None, [_random_note(say("because of --finetune_from=none"), config.model_preset, config.data)]
+    reasons: list[str] = []
+    for run in runs:
+        if not run.is_of_text or run.model_folder is None:
+            continue
+        if not run.is_finished:
+            text = "{run} is not finished and is used only if named explicitly"
+            reasons.append(say(text, run=str(run.model_folder)))
+            continue
+        conflicts = SavedModel.read(run.folder).shape_conflicts(config.model, config.origin)
+        if conflicts:
+            is_of_preset = config.named("model_preset") and config.origin(conflicts[0]) == "preset"
+            name = "model_preset" if is_of_preset else conflicts[0]
+            text = "{model} does not match --{name}={value}"
+            reasons.append(say(text, model=str(run.folder), name=name, value=config.as_dict()[name]))
+        else:
+            problem = look(config, misfit, config.data, config.train.is_finetune, run.folder, always_in_child=True)
             if not problem:
-                return run.folder, [_start_note(run.folder)]
-            problems.append(problem)
-    unfinished = _unfinished_models(pretrained)
-    if not problems and unfinished:
-        problems.append(say("{run} is not finished and is used only if named explicitly", run=str(unfinished[0])))
-    problems.append(say("there is no finished pretraining run in {folder}", folder=config.run.output_dir))
-    return None, [_random_note(problems[0], config)]
-
-
-def _unfinished_models(runs: Iterable[SavedRun]) -> list[Path]:
-    """The models of runs that have not published one, the newest first."""
-    folders = [run.model_folder for run in runs if not run.is_finished]
-    return [folder for folder in folders if folder is not None]
-
-
-def _unmet_condition(config: Config, folder: Path) -> str:
-    """Why a pretraining run is not the one to start from: its shape is named otherwise, or its tokenizer does not suit; else empty."""
-    saved = SavedModel.read(folder)
-    conflicts = saved.shape_conflicts(config)
-    if conflicts:
-        values = config.as_dict()
-        is_of_preset = config.named("model_preset") and not config.given(conflicts[0])
-        name = "model_preset" if is_of_preset else conflicts[0]
-        return say("{model} does not match --{name}={value}", model=str(folder), name=name, value=values[name])
-    problem = look(config, misfit, config.data, config.train.is_finetune, folder, always_in_child=True)
-    if not problem:
-        return ""
-    return say("{model} is not used unless named explicitly: {problem}", model=str(folder), problem=problem)
+                return run.folder.absolute(), [_start_note(run.folder)]
+            text = "{model} is not used unless named explicitly: {problem}"
+            reasons.append(say(text, model=str(run.folder), problem=problem))
+    reasons.append(say("there is no finished pretraining run in {folder}", folder=config.run.output_dir))
+    return None, [_random_note(reasons[0], config.model_preset, config.data)]
 
 
 def _other_starts() -> str:
@@ -111,13 +83,13 @@ def _start_note(folder: Path) -> str:
     )
 
 
-def _random_note(why: str, config: Config) -> str:
-    tokenizer = config.data.tokenizer_dir
+def _random_note(reason: str, model_preset: str, data: DataConfig) -> str:
+    tokenizer = data.tokenizer_dir
     return say(
         "starting from random weights, {why}: the model ({preset}) learns from this data only, with {tokenizer}; "
         "a few thousand pairs are not enough for that. {others}",
-        why=why,
-        preset=config.model_preset,
+        why=reason,
+        preset=model_preset,
         others=_other_starts(),
         tokenizer=say("a tokenizer trained on it") if tokenizer == AUTO else tokenizer,
     )
@@ -127,7 +99,7 @@ def _named_start(named: str, allow_download: bool) -> Path:
     folder = Path(named)
     if _holds_model(folder):
         return folder
-    if named.startswith("hf://") or not folder.is_dir():
+    if not folder.is_dir():
         fetched = fetch_model(named, allow_download, _holds_model)
         if fetched is not None:
             return fetched
@@ -156,21 +128,22 @@ def _holds_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_FILES[0]))
 
 
-def _start_of_preferences(runs: list[SavedRun], config: Config) -> tuple[Path, list[str]]:
+def _start_of_preferences(named: str | None, runs: list[SavedRun], output_dir: str) -> tuple[Path, list[str]]:
     """The newest finetuned run, else the newest pretrained one."""
     finished = [run for kind in ("finetune", "pretrain") for run in runs if run.is_finished and run.kind == kind]
-    if not finished:
-        hint = ""
-        if unfinished := _unfinished_models(runs):
-            text = " ({model_folder} is not finished, and is taken only if it is named)"
-            hint = say(text, model_folder=unfinished[0])
-        raise UserError(
-            "--finetune_from = {finetune_from}, there is no finished run in {folder}{hint}, and preferences need "
-            "a model to continue from; give a model folder, or finetune first",
-            finetune_from=config.train.finetune_from,
-            folder=config.run.output_dir,
-            hint=hint,
-        )
-    folder = finished[0].folder
-    text = "starting from {model}, the newest finished run, which is also the reference model; {others}"
-    return folder, [say(text, model=str(folder), others=_other_starts())]
+    if finished:
+        folder = finished[0].folder
+        text = "starting from {model}, the newest finished run, which is also the reference model; {others}"
+        return folder.absolute(), [say(text, model=str(folder), others=_other_starts())]
+    hint: str = ""
+    unfinished = next(filter(None, (run.model_folder for run in runs)), None)
+    if unfinished is not None:
+        text = " ({model_folder} is not finished, and is taken only if it is named)"
+        hint = say(text, model_folder=unfinished)
+    raise UserError(
+        "--finetune_from = {finetune_from}, there is no finished run in {folder}{hint}, and preferences need "
+        "a model to continue from; give a model folder, or finetune first",
+        finetune_from=named,
+        folder=output_dir,
+        hint=hint,
+    )

@@ -150,8 +150,9 @@ def test_a_mapped_base_is_not_counted(tmp_path: Path) -> None:
     )
     machine = Machine(GIB, GIB)
     count = weight_counts(shape)["total"]
-    assert mapped_base(config) == ("float32", count)
-    work = replace(make_work(config, machine, SOURCE, TARGET), mapped=mapped_base(config))
+    mapped = mapped_base(config.train, config.lora, config.data, config.model)
+    assert mapped == ("float32", count)
+    work = replace(make_work(config, machine, SOURCE, TARGET), mapped=mapped)
     choice = ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", MIB)
 
     def less(choice: ExecutionPlan, machine: Machine) -> int:

@@ -48,7 +48,7 @@ def test_frozen_parts(preset: str, patterns: str) -> None:
 @pytest.mark.parametrize("targets", ["auto", "all"])
 def test_adapters(targets: str) -> None:
     config = settings_of("t5-v1.1-small", lora_rank=4, lora_targets=targets, is_finetune=True)
-    model = choose_trained(T5(config.model).initialise(0), config)
+    model = choose_trained(T5(config.model).initialise(0), config.lora, config.train.freeze, 0)
     learns = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
     counts = trained_counts(config.model, config.lora, config.train.freeze)
     assert (

@@ -58,22 +58,30 @@ def make_adapter(base: Path, folder: Path, seed: int, **changes: object) -> Path
     return folder
 
 
+def chosen(model: T5, config: Config, start: Path, base: Path) -> T5:
+    return choose_trained(model, config.lora, config.train.freeze, config.run.seed, start, base)
+
+
+def problems_before(config: Config, start: Path | None) -> list[str]:
+    return check_trained(config.model, config.lora, config.train.freeze, start)
+
+
 def test_a_run_learns_its_adapters_alone(base: Path) -> None:
     config = run_config(lora_rank=4, lora_targets="q,wo", lora_dropout=0.1)
-    model = choose_trained(hf_format.load(base), config, base, base)
+    model = chosen(hf_format.load(base), config, base, base)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert trained and all(".adapter." in name for name in trained)
     assert model.adapter_info == AdapterInfo(
         LoraSettings(4, 8.0, ("q", "wo"), 0.1), str(base.resolve()), fingerprint_of(base)
     )
     assert model.adapter_dropout == 0.1 and config.train.optimizer == "adamw"
-    frozen = choose_trained(hf_format.load(base), run_config(lora_rank=4, freeze="encoder"), base, base)
+    frozen = chosen(hf_format.load(base), run_config(lora_rank=4, freeze="encoder"), base, base)
     assert {n.split(".")[0] for n, w in frozen.named_parameters() if w.requires_grad} == {"decoder"}
 
 
 def test_a_checkpoint_of_adapters_is_gone_on_with(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path / "a", 1)
-    model = choose_trained(hf_format.load(base), run_config(lora_rank=2), folder, base)
+    model = chosen(hf_format.load(base), run_config(lora_rank=2), folder, base)
     expected = hf_format.load(base)
     attach(expected, [folder], base)
     assert torch.equal(logits(model), logits(expected))
@@ -91,8 +99,8 @@ def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
     form = {"alpha": 1.0, "targets": ("q", "wo")}
     folder = make_adapter(base, tmp_path / "a", 1, **form)
     config = run_config(lora_rank=2).with_saved(SavedModel.read(folder).adapter_form)
-    assert check_trained(config, folder) == []
-    model, expected = choose_trained(hf_format.load(base), config, folder, base), hf_format.load(base)
+    assert problems_before(config, folder) == []
+    model, expected = chosen(hf_format.load(base), config, folder, base), hf_format.load(base)
     attach(expected, [folder], base)
     assert torch.equal(logits(model), logits(expected))
     assert model.adapter_info is not None and model.adapter_info.settings == read_info(folder).settings
@@ -102,9 +110,9 @@ def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
         "lora_targets": "q,k",
     }
     other = run_config(**flags).with_saved(SavedModel.read(folder).adapter_form)
-    problems = check_trained(other, folder)
+    problems = problems_before(other, folder)
     assert {problem.split(" = ")[0].removeprefix("--") for problem in problems} == set(flags)
-    assert "--lora_rank" in problems_of(choose_trained, hf_format.load(base), other, folder, base)
+    assert "--lora_rank" in problems_of(chosen, hf_format.load(base), other, folder, base)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +132,9 @@ def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
 )
 def test_refusals_before_anything_is_loaded(base: Path, tmp_path: Path, flags: dict, start: str, words: str) -> None:
     make_adapter(base, tmp_path / "adapter", 1)
-    problems = check_trained(run_config(**flags), None if start is None else tmp_path / start)
+    problems = problems_before(run_config(**flags), None if start is None else tmp_path / start)
     assert len(problems) == 1 and words in problems[0]
-    assert not check_trained(run_config(lora_rank=4, freeze="encoder"), base)
+    assert not problems_before(run_config(lora_rank=4, freeze="encoder"), base)
 
 
 def test_several_adapters_over_one_base(base: Path, tmp_path: Path) -> None:

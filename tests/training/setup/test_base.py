@@ -15,12 +15,11 @@ from settings.declared import Config
 from settings.errors import UserError
 from settings.loading import load
 from settings.precedence import run_presets
+from tests.training.setups import started
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.saved_model import SavedModel
-from training.setup.base import find_base
 from training.setup.hub import name_on_hub
-from training.setup.resolved import ResolvedRun
 from training.setup.resuming import resumed_config
 from training.setup.start import choose_start
 
@@ -57,7 +56,7 @@ def pretrained(tmp_path: Path) -> Path:
 
 
 def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: Path) -> None:
-    found, told = choose_start(settings(tmp_path), None)
+    found, told = choose_start(settings(tmp_path))
     assert found == pretrained
     (line,) = told
     for part in (
@@ -74,30 +73,30 @@ def test_a_run_that_is_not_finished_is_taken_only_if_it_is_named(tmp_path: Path)
     begun = create_run(tmp_path / "runs", "begun", "pretrain", objective="span")
     checkpoint = save_trained(begun / "checkpoints" / "step_00000001")
     seal(checkpoint)
-    found, (told,) = choose_start(settings(tmp_path), None)
+    found, (told,) = choose_start(settings(tmp_path))
     assert found is None and f"{checkpoint} is not finished" in told
-    assert choose_start(settings(tmp_path, finetune_from=checkpoint), None) == (checkpoint, [])
+    assert choose_start(settings(tmp_path, finetune_from=checkpoint)) == (checkpoint, [])
     with pytest.raises(UserError, match="not finished"):
-        choose_start(load("dpo", {"output_dir": str(tmp_path / "runs")}), None)
+        choose_start(load("dpo", {"output_dir": str(tmp_path / "runs")}))
 
 
 def test_another_shape_than_asked_for_is_not_taken(tmp_path: Path, pretrained: Path) -> None:
-    found, told = choose_start(settings(tmp_path, model_preset="t5-small"), None)
+    found, told = choose_start(settings(tmp_path, model_preset="t5-small"))
     assert found is None and "does not match --model_preset=t5-small" in told[0] and "random weights" in told[0]
-    assert choose_start(settings(tmp_path, **SHAPED), None)[0] == pretrained
+    assert choose_start(settings(tmp_path, **SHAPED))[0] == pretrained
 
 
 def test_the_newest_run_on_text_of_the_shape_is_taken_and_others_are_passed_over(
     tmp_path: Path, pretrained: Path
 ) -> None:
     save_trained(create_run(tmp_path / "runs", "pairs", "pretrain", objective="pairs"))
-    assert choose_start(settings(tmp_path), None)[0] == pretrained, "a run on pairs is newer, and no pretraining"
+    assert choose_start(settings(tmp_path))[0] == pretrained, "a run on pairs is newer, and no pretraining"
     save_pretrained(create_run(tmp_path / "runs", "text", "pretrain", objective="span"))
-    assert choose_start(settings(tmp_path), None)[0] == tmp_path / "runs" / "text"
-    found, (line,) = choose_start(settings(tmp_path, model_preset="chatlm-0.2b"), None)
+    assert choose_start(settings(tmp_path))[0] == tmp_path / "runs" / "text"
+    found, (line,) = choose_start(settings(tmp_path, model_preset="chatlm-0.2b"))
     assert found is None and "--model_preset=chatlm-0.2b" in line
     preset = load("train", {"preset": "guide_config_1", "is_finetune": "True", "output_dir": str(tmp_path / "runs")})
-    assert choose_start(preset, None)[0] is None, "a named preset decides the shape"
+    assert choose_start(preset)[0] is None, "a named preset decides the shape"
 
 
 def test_a_tokenizer_that_does_not_suit_is_taken_only_where_it_is_named(tmp_path: Path, pretrained: Path) -> None:
@@ -105,9 +104,9 @@ def test_a_tokenizer_that_does_not_suit_is_taken_only_where_it_is_named(tmp_path
     rows = tmp_path / "zh.jsonl"
     text = {"prompt": "长江是亚洲第一长河吗？黄河呢？", "response": "是的，长江是亚洲第一长河。"}
     rows.write_text((json.dumps(text, ensure_ascii=False) + "\n") * 200, encoding="utf8")
-    found, told = choose_start(settings(tmp_path, train_file=rows), None)
+    found, told = choose_start(settings(tmp_path, train_file=rows))
     assert found is None and "is not used unless named explicitly" in told[0] and "times as many tokens" in told[0]
-    assert choose_start(settings(tmp_path, train_file=rows, finetune_from=pretrained), None) == (pretrained, [])
+    assert choose_start(settings(tmp_path, train_file=rows, finetune_from=pretrained)) == (pretrained, [])
 
 
 @pytest.mark.parametrize("flags", [{}, {"finetune_from": "{run}"}, {"tokenizer_dir": "{run}", "finetune_from": "none"}])
@@ -115,7 +114,7 @@ def test_a_run_does_not_replace_what_it_starts_from(tmp_path: Path, pretrained: 
     named = {name: value.format(run=pretrained) for name, value in flags.items()}
     config = settings(tmp_path, run_name=pretrained.name, overwrite=True, **named)
     with pytest.raises(UserError, match=f"would replace {pretrained}, which this run starts from; choose another run"):
-        find_base(ResolvedRun(config))
+        started(config)
     assert (pretrained / "model.safetensors").is_file()
 
 
@@ -123,13 +122,13 @@ def test_a_run_does_not_replace_what_it_starts_from(tmp_path: Path, pretrained: 
 def test_the_way_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as refused:
-        choose_start(settings(tmp_path, finetune_from=name), None)
+        choose_start(settings(tmp_path, finetune_from=name))
     told, place = str(refused.value), f"models/{name.split('/')[1]}"
     for part in (f"hf download {name} --local-dir {place}", "HF_ENDPOINT=", "--allow_download=True", "config.json"):
         assert part in told
     save_trained(Path(place))
     with pytest.raises(UserError, match=f"{place} is there; give that"):
-        choose_start(settings(tmp_path, finetune_from=name), None)
+        choose_start(settings(tmp_path, finetune_from=name))
 
 
 def test_a_folder_is_not_taken_for_a_name_on_the_hub() -> None:
@@ -140,21 +139,23 @@ def test_a_folder_is_not_taken_for_a_name_on_the_hub() -> None:
 def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def fetch(name: str, local_dir: str, allow_patterns: list[str]) -> None:
+    def fetch(name: str, local_dir: str, allow_patterns: list[str], revision: None) -> None:
         asked.append(allow_patterns)
         save_trained(Path(local_dir))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda name: ["model.safetensors", "pytorch_model.bin"])
+    monkeypatch.setattr(
+        "huggingface_hub.list_repo_files", lambda name, revision: ["model.safetensors", "pytorch_model.bin"]
+    )
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     config = settings(tmp_path, finetune_from="google/flan-t5-small", allow_download=True)
-    assert choose_start(config, None) == (Path("models/flan-t5-small"), [])
+    assert choose_start(config) == (Path("models/flan-t5-small"), [])
     assert "*.safetensors" in asked[0] and not any("bin" in pattern for pattern in asked[0])
-    run = ResolvedRun(settings(tmp_path, finetune_from="hf://google/flan-t5-base"))
-    find_base(run)
-    assert run.base == Path("models/google--flan-t5-base") and run.config.train.finetune_from == str(run.base)
+    start = started(settings(tmp_path, finetune_from="hf://google/flan-t5-base"))
+    assert start.folder == Path("models/google--flan-t5-base")
+    assert start.config.train.finetune_from == str(start.folder)
     with pytest.raises(UserError, match="write hf://OWNER/NAME"):
-        choose_start(settings(tmp_path, finetune_from="hf://flan-t5-base"), None)
+        choose_start(settings(tmp_path, finetune_from="hf://flan-t5-base"))
 
 
 def test_a_checkpoint_without_a_decoder_is_refused_by_its_headers(tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_a_checkpoint_without_a_decoder_is_refused_by_its_headers(tmp_path: Path
     kept = {name: value for name, value in load_file(path).items() if not name.startswith("decoder.")}
     save_file(kept, path)
     with pytest.raises(UserError, match=r"--finetune_from = .*has no decoder"):
-        find_base(ResolvedRun(settings(tmp_path, finetune_from=folder)))
+        started(settings(tmp_path, finetune_from=folder))
 
 
 def test_a_run_resumed_on_another_machine_reads_its_checkpoints_tokenizer(tmp_path: Path) -> None:
@@ -173,19 +174,18 @@ def test_a_run_resumed_on_another_machine_reads_its_checkpoints_tokenizer(tmp_pa
     left = tmp_path / "left"
     settings(tmp_path, tokenizer_dir=left, vocab_size=384, **SHAPED).save(run_dir / SETTINGS_FILE)
     for config, expected in ((settings(tmp_path), checkpoint), (settings(tmp_path, tokenizer_dir=left), left)):
-        run = ResolvedRun(resumed_config(config, run_dir), resumed_dir=run_dir)
-        find_base(run)
-        assert run.base == checkpoint and run.config.data.tokenizer_dir == str(expected)
+        start = started(resumed_config(config, run_dir), run_dir)
+        assert start.folder == checkpoint and start.is_resumed
+        assert start.config.data.tokenizer_dir == str(expected)
 
 
 def test_a_new_model_answers_as_its_base_and_says_so_in_one_line(tmp_path: Path) -> None:
     folder = save_trained(tmp_path / "base")
     (folder / "generation_config.json").write_text('{"split_prompts": 60, "num_beams": 5}')
     for flags, expected in (({}, 60), ({"split_prompts": 0}, 0)):
-        run = ResolvedRun(settings(tmp_path, finetune_from=folder, **flags))
-        find_base(run)
-        assert (run.config.generate.split_prompts, run.config.generate.num_beams) == (expected, 5)
-        (note,) = run.notes
+        start = started(settings(tmp_path, finetune_from=folder, **flags))
+        assert (start.config.generate.split_prompts, start.config.generate.num_beams) == (expected, 5)
+        (note,) = start.notes
         assert "--num_beams=5" in note and ("--split_prompts=60" in note) is bool(expected)
 
 

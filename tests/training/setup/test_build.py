@@ -21,18 +21,15 @@ from settings.errors import UserError
 from tests.training.setup.test_adapters import SHAPE, make_adapter, run_config
 from training.checkpoints.state import TrainingState
 from training.setup.build import build
-from training.setup.resolved import ResolvedRun
+from training.setup.resolved import Beginning
 
 
 def built(base: Path | None, storage: str = "float32", **flags: object) -> Engine:
     return build(begun(base, **flags), ExecutionPlan(1, 1, 1, 0, 1, storage, "float32", 2**20))
 
 
-def begun(base: Path | None = None, state: TrainingState | None = None, **flags: object) -> ResolvedRun:
-    config = run_config(**flags)
-    run = ResolvedRun(config, base=base, state=state or TrainingState())
-    run.device = devices.pick("cpu")
-    return run
+def begun(base: Path | None = None, state: TrainingState | None = None, **flags: object) -> Beginning:
+    return Beginning(config=run_config(**flags), device=devices.pick("cpu"), base=base, state=state or TrainingState())
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.training.small_runs import configuration
 from trainer_low_mem import LowMemTrainer
 from training.checkpoints.state import TrainingState
 from training.evaluation.stopping import LOSS, BestMetric, MeasuredOn
-from training.setup.data import _fitted_vocabulary, rolled_back, taken_up
+from training.setup.data import fitted_vocabulary, rolled_back, taken_up
 
 ROWS = asdict(MeasuredOn("0a", 198, 2, 2, 0))
 SAVED = TrainingState(
@@ -87,15 +87,11 @@ def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
     assert other.live.best.step == 4 and other.live.state.first_eval_loss is not None
 
 
-def test_room_that_no_token_takes_is_told() -> None:
-    for flags, base, is_told in (
-        ({}, None, True),
-        ({"vocab_size": "8192"}, None, False),
-        ({}, Path("model"), False),
-        ({"vocab_size": "512"}, None, False),
-    ):
-        config = load("train", {"train_file": "a.txt", "model_preset": "tiny", **flags})
-        settings, notes = _fitted_vocabulary(config, byte_tokenizer(), base)
-        assert settings == {}, "and nothing is changed"
-        assert bool(notes) is is_told, flags
-        assert all("--vocab_size=384" in note for note in notes)
+@pytest.mark.parametrize(("vocab_size", "is_told"), [(None, True), ("8192", False), ("512", False)])
+def test_room_that_no_token_takes_is_told(vocab_size: str | None, is_told: bool) -> None:
+    named = {} if vocab_size is None else {"vocab_size": vocab_size}
+    config = load("train", {"train_file": "a.txt", "model_preset": "tiny", **named})
+    settings, notes = fitted_vocabulary(config.model, byte_tokenizer(), "auto", True, config.origin)
+    assert "vocab_size" not in settings, "nothing is changed"
+    assert bool(notes) is is_told
+    assert all("--vocab_size=384" in note for note in notes)

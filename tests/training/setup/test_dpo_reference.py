@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +16,12 @@ from model import hf_format
 from settings.declared import Config
 from settings.errors import UserError
 from settings.loading import load
-from tests.training.setups import opened
+from tests.training.setups import resolved
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.setup import dpo_reference as reference_module
 from training.setup.dpo_reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference
 from training.setup.resolved import ResolvedRun
-from training.setup.schedules import Steps
 
 CHOICE = ExecutionPlan(4, 1, 1, 3, 3, "float32", "float32", 1 << 20)
 BATCH = 4
@@ -51,7 +49,7 @@ def configure(tmp_path: Path) -> Configure:
 
 def begun(config: Config) -> ResolvedRun:
     """A run whose folder exists, and nothing else."""
-    run = opened(config)
+    run = resolved(config, CHOICE, BATCH)
     create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
     return run
 
@@ -59,10 +57,6 @@ def begun(config: Config) -> ResolvedRun:
 def attach(run: ResolvedRun) -> list[str]:
     """Attach, and give what was told."""
     told: list[str] = []
-    spec: Any = SimpleNamespace(
-        plan=SimpleNamespace(choice=CHOICE), counted=Steps.of(run.config, BATCH, run.loader.num_rows)
-    )
-    run.spec = spec
     attach_reference(run, told.append)
     return told
 
@@ -128,7 +122,7 @@ def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monk
 def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure, tmp_path: Path) -> None:
     begin = begun(configure())
     attach(begin)
-    begin.config = begin.config.changed(is_keep_training=True)
+    begin = dataclasses.replace(begin, config=begin.config.changed(is_keep_training=True))
     save_trained(tmp_path / "base", seed=9)  # changed in place: what is stored is still the reference
     assert attach(begin) == []
     (folder,) = (tmp_path / "cache").glob("reference-*")
@@ -160,8 +154,8 @@ def test_rows_that_have_changed_are_asked_anew_of_the_same_model(configure: Conf
     before = json.loads((old.run_dir / RECORD).read_text())
     path = Path(str(config.data.train_file))
     path.write_text(path.read_text().replace("yes,", "no,"))
-    fresh = opened(config)
-    fresh.config = fresh.config.changed(is_keep_training=True)
+    fresh = resolved(config, CHOICE, BATCH)
+    fresh = dataclasses.replace(fresh, config=fresh.config.changed(is_keep_training=True))
     assert attach(fresh), "else they would be those of other rows"
     now = json.loads((old.run_dir / RECORD).read_text())
     assert now["folder"] != before["folder"] and now["model"] == before["model"]

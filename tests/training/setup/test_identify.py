@@ -16,7 +16,7 @@ from memory.system_limits import Limit
 from settings.errors import DoesNotFit, UserError
 from settings.loading import load
 from training.setup.identify import check_torch_can_load
-from training.setup.stages import stages_before_torch
+from training.setup.stages import prepare_run
 from units import MIB
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,17 +41,17 @@ def test_where_the_system_would_kill_while_torch_is_loaded_it_is_refused_before(
     monkeypatch.setattr("training.setup.identify.host_budget", lambda *asked: killing)
     config = load("train", {"train_file": "missing.txt", "output_dir": str(tmp_path)})
     with pytest.raises(DoesNotFit, match="does not hold the program itself"):
-        check_torch_can_load(config)
+        check_torch_can_load(config.run, config.memory.memory_budget)
     assert not any(tmp_path.iterdir())
     monkeypatch.setattr("training.setup.identify._address_limit", lambda: 800 * MIB)
     with pytest.raises(DoesNotFit, match=r"ulimit -v, 800\.0 MiB, does not hold the addresses"):
-        check_torch_can_load(config)
+        check_torch_can_load(config.run, config.memory.memory_budget)
     monkeypatch.setattr("training.setup.identify._address_limit", lambda: None)
     named = replace(killing, binding=FLAG, margin_bytes=0)
     monkeypatch.setattr("training.setup.identify.host_budget", lambda *asked: named)
     with ExitStack() as held, pytest.raises(UserError, match="no such file"):
-        check_torch_can_load(config)
-        stages_before_torch(config, held)
+        check_torch_can_load(config.run, config.memory.memory_budget)
+        prepare_run(config, held)
 
 
 @pytest.mark.parametrize("length", [121, 300])
@@ -64,6 +64,6 @@ def test_a_name_that_is_too_long_leaves_nothing(tmp_path: Path, length: int, goe
     config = load("train", {**flags, "output_dir": str(runs), "log_dir": str(logs)})
     told = "has no run to resume" if goes_on == "True" else f"--run_name = x.*{length} characters.*allowed: 120"
     with ExitStack() as held, pytest.raises(UserError, match=told):
-        check_torch_can_load(config)
-        stages_before_torch(config, held)
+        check_torch_can_load(config.run, config.memory.memory_budget)
+        prepare_run(config, held)
     assert not any(runs.iterdir()) and not logs.exists()

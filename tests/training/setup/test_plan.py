@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,20 @@ from memory.probe import KILLED, ProbeRequest, ProbeResult
 from memory.step_work import effective_batch
 from settings.errors import DoesNotFit
 from settings.loading import load
-from tests.training.setups import opened
+from tests.training.setups import PLENTY, opened
 from training.setup import plan as planning
-from training.setup.resolved import ResolvedRun
-from training.setup.resolving import Rows
+from training.setup.data import PreparedData
+from training.setup.resolved import Beginning
 from units import GIB, MIB
 
 BASE = 200 * MIB
 pytestmark = pytest.mark.usefixtures("processor_class")
 
 
-def begun(tmp_path: Path, **more: object) -> ResolvedRun:
+Opened = tuple[Beginning, PreparedData]
+
+
+def begun(tmp_path: Path, **more: object) -> Opened:
     lengths = [60] * 3 + [10] * 97
     lines = [json.dumps({"prompt": "p" * length, "response": "r" * length}) for length in lengths]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
@@ -38,22 +41,19 @@ def begun(tmp_path: Path, **more: object) -> ResolvedRun:
 
 
 @pytest.fixture(scope="module")
-def begin(processor_class: object, tmp_path_factory: pytest.TempPathFactory) -> ResolvedRun:
+def begin(processor_class: object, tmp_path_factory: pytest.TempPathFactory) -> Opened:
     return begun(tmp_path_factory.mktemp("begun"))
 
 
-def changed(begin: ResolvedRun, **settings: object) -> ResolvedRun:
-    begin = copy(begin)
-    begin.config = begin.config.changed(**settings)
-    return begin
+def changed(begin: Opened, **settings: object) -> Opened:
+    run, data = begin
+    return replace(run, config=run.config.changed(**settings)), data
 
 
-def plan_of(begin: ResolvedRun, budget: int, base: int = BASE, may_probe: bool = False) -> Any:
-    run = copy(begin) if may_probe else changed(begin, probe=False)
-    run.budget, run.base_bytes = Budget(budget, None, 16 * GIB, (), "flag", 0), base
-    machine = planning.machine_of(run.device, run.budget, base, 1)
-    rows = Rows.ahead(run.config, machine, run.prepared, run.loader, run.validation)
-    return planning.plan_here(run, rows).plan
+def plan_of(begin: Opened, budget: int, base: int = BASE, may_probe: bool = False) -> Any:
+    run, data = begin if may_probe else changed(begin, probe=False)
+    limits = Budget(budget, None, 16 * GIB, (), "flag", 0)
+    return planning.plan_here(run, data, planning.look_ahead(run, data, limits), limits, base).plan
 
 
 def measured(bytes_above: int) -> Any:
@@ -67,7 +67,7 @@ def measured(bytes_above: int) -> Any:
     return probe
 
 
-def test_a_plan_becomes_what_was_measured(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_becomes_what_was_measured(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = changed(begin, probe=True)
     monkeypatch.setattr(planning, "probe", measured(150 * MIB))
     plain, probed = plan_of(begin, GIB), plan_of(begin, GIB, may_probe=True)
@@ -81,7 +81,7 @@ def test_a_plan_that_was_measured_is_kept_where_a_saving_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = begun(tmp_path, probe=True, memory_mode="standard", effective_batch_size=64)
-    assert begin.config.origin("memory_mode") == "flag"
+    assert begin[0].config.origin("memory_mode") == "flag"
     base = 8 * MIB  # a child fits beside it
     whole = plan_of(begin, GIB, base)
     budget = whole.peak_bytes - 8 * MIB
@@ -93,7 +93,7 @@ def test_a_plan_that_was_measured_is_kept_where_a_saving_is_named(
     assert len(probe.asked) == 1
 
 
-def test_auto_probes_near_the_budget_alone(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_probes_near_the_budget_alone(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = measured(60 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
     plain = plan_of(begin, GIB, may_probe=True)
@@ -107,7 +107,7 @@ def test_auto_probes_near_the_budget_alone(begin: ResolvedRun, monkeypatch: pyte
     assert len(probe.asked) == 1
 
 
-def test_a_probe_keeps_to_the_budget(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_keeps_to_the_budget(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[ProbeRequest] = []
 
     def probe(request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
@@ -127,7 +127,7 @@ def test_a_probe_keeps_to_the_budget(begin: ResolvedRun, monkeypatch: pytest.Mon
     assert 0 < request.host_bytes <= budget - base
 
 
-def test_a_probe_that_fits_nowhere_is_told(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_fits_nowhere_is_told(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = measured(60 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
     begin = changed(begin, probe=True)
@@ -136,7 +136,7 @@ def test_a_probe_that_fits_nowhere_is_told(begin: ResolvedRun, monkeypatch: pyte
     assert any(reason.startswith("not probed") for reason in told.reasons)
 
 
-def test_a_killed_probe_asks_for_a_smaller_plan(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_probe_asks_for_a_smaller_plan(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12)
     monkeypatch.setattr(planning, "probe", lambda request, cache_dir=None: ProbeResult(failed=KILLED))
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
@@ -148,20 +148,20 @@ def test_a_killed_probe_asks_for_a_smaller_plan(begin: ResolvedRun, monkeypatch:
     assert killed.choice != plain.choice
 
 
-def test_a_run_is_measured_once(begin: ResolvedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_measured_once(begin: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
     asked: list[object] = []
     monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: float(asked.append(dtype) or 1e10))
     for _ in range(2):
-        planning.look_ahead(copy(begin))
+        planning.look_ahead(*begin, PLENTY)
     assert len(asked) == 2, "two dtypes, once"
 
 
 @pytest.mark.parametrize("binding", [FLAG, "available RAM"])
-def test_what_others_hold_does_not_change_the_rows_of_a_step(begin: ResolvedRun, binding: str) -> None:
+def test_what_others_hold_does_not_change_the_rows_of_a_step(begin: Opened, binding: str) -> None:
     begin = changed(begin, effective_batch_size="auto")
     for installed, rows in ((16 * 10**9, 32), (12 * 10**9, 8)):
         for available in (11 * 10**9, 5 * 10**9):
             budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=installed)
             machine = planning.machine_of(devices.pick("cpu", 0), budget, BASE, 1)
-            assert effective_batch(begin.config.train, machine) == rows
+            assert effective_batch(begin[0].config.train, machine) == rows

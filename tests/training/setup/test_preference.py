@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from memory.estimate.workload import ExecutionPlan
 from model.lora.adapter import adapters_of
 from settings.declared import Config
 from settings.loading import load
-from tests.training.setups import opened
+from tests.training.setups import resolved
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.evaluation.losses import Evaluation, evaluate, mean_metrics
@@ -26,7 +24,6 @@ from training.processes.group import Group
 from training.setup.build import Engine, build
 from training.setup.dpo_reference import attach_reference
 from training.setup.resolved import ResolvedRun
-from training.setup.schedules import Steps
 
 CHOICE = ExecutionPlan(4, 2, 1, 1, 3, "float32", "float32", 1 << 20)
 ROWS, STEPS = 8, 6
@@ -47,17 +44,11 @@ def begun(tmp_path: Path):  # type: ignore[no-untyped-def]
             "optimizer": "adamw", "learning_rate": 3e-3, **flags,
         }  # fmt: skip
         config: Config = load("dpo", {name: str(value) for name, value in given.items() if value is not None})
-        run = opened(config)
-        run.spec = spec_of(run, CHOICE)
+        run = resolved(config, CHOICE, ROWS)
         create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
         return run
 
     return make
-
-
-def spec_of(run: ResolvedRun, choice: ExecutionPlan) -> Any:
-    plan = SimpleNamespace(choice=choice)
-    return SimpleNamespace(plan=plan, counted=Steps.of(run.config, ROWS, run.loader.num_rows))
 
 
 def train(

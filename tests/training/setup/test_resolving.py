@@ -56,8 +56,12 @@ def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
     assert resolve(config, MACHINE, Rows.known(config, MACHINE)).rows.sample is not None
     made = prepare(config)
     train, validation = (loader_of(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
-    run = resolve(config, MACHINE, Rows.ahead(config, MACHINE, made, train, validation))
     planned = resolve(config, MACHINE, Rows.known(config, MACHINE))
+    batch = planned.counted.effective_batch_size
+    steps = range(planned.counted.max_steps)
+    eval_rows = config.train.eval_rows
+    ahead = Rows.ahead(made, train, validation, steps, effective_batch_size=batch, eval_rows=eval_rows)
+    run = resolve(config, MACHINE, ahead)
     assert (planned.plan, planned.steps) == (run.plan, run.steps)
     assert (
         planned.rows.sample is None and planned.rows.count == train.num_rows and planned.plan.seconds_total is not None

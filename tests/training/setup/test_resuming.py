@@ -26,7 +26,7 @@ from training.checkpoints.runs import create_run, note_attempt, run_of_attempt
 from training.processes.group import Group
 from training.saved_model import SavedModel
 from training.setup.commit import warnings_of
-from training.setup.identify import _lock_and_clean, identify
+from training.setup.identify import Identity, identify, lock_and_clean
 from training.setup.machine import unlike_processors
 from training.setup.resuming import goes_on, resumed_config, unused_places
 from training.setup.schedules import Steps
@@ -50,13 +50,14 @@ def now(folder: Path, **flags: Any) -> Config:
 def test_the_same_command_goes_on_with_its_run(tmp_path: Path, wish: str, exists: bool, expected: bool) -> None:
     if exists:
         saved_run(tmp_path)
-    assert goes_on(now(tmp_path, is_keep_training=wish)) is expected
+    config = now(tmp_path, is_keep_training=wish)
+    assert goes_on(config.run, config.train.is_keep_training) is expected
 
 
-def identified(config: Config) -> Config:
-    """The settings of the run that this start would train."""
+def identified(config: Config) -> Identity:
+    """The run that this start would train."""
     with ExitStack() as held:
-        return identify(config, held, Group()).config
+        return identify(config, held, Group())
 
 
 @pytest.mark.parametrize("flags", [{"overwrite": "True"}, {"is_keep_training": "False"}, {"run_name": "auto"}])
@@ -71,7 +72,7 @@ def test_a_restart_of_torchrun_continues_the_run_of_its_first_attempt(
     note_attempt(run_dir)
     create_run(tmp_path, "newer", "pretrain")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    resumed = identified(now(tmp_path, **flags))
+    resumed = identified(now(tmp_path, **flags)).config
     assert (resumed.run.run_name, resumed.train.is_keep_training, resumed.run.overwrite) == ("r", True, False)
 
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "torchelastic_z" / "none_y" / "a" / "0" / "e.json"))
@@ -79,7 +80,7 @@ def test_a_restart_of_torchrun_continues_the_run_of_its_first_attempt(
         with pytest.raises(UserError, match="--run_name = r, exists"):
             identified(now(tmp_path, **flags))
     else:
-        assert identified(now(tmp_path, **flags)).train.is_keep_training is False, "this is another launch"
+        assert identified(now(tmp_path, **flags)).resumed_dir is None, "this is another launch"
 
 
 def test_a_restart_takes_no_run_that_its_first_attempt_has_not_begun(
@@ -125,7 +126,7 @@ def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     assert (resumed.run.output_dir, resumed.run.run_name) == (str(tmp_path / "runs"), "r")
     assert (resumed.run.log_dir, resumed.memory.weights_dir, resumed.data.cache_dir) == ("logs", AUTO, "mine")
     assert resumed.data.train_file == "a.txt" and resumed.run.seed == 7, "what defines the run is the run's"
-    told = unused_places(config, run_dir)
+    told = unused_places(config.as_dict(), config.given, run_dir)
     assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "/theirs/weights" in told[0] + told[1]
 
 
@@ -154,7 +155,8 @@ def test_what_defines_a_run_stays_and_what_does_not_may_change(tmp_path: Path) -
 def test_epochs_of_now_decide_the_steps_anew(tmp_path: Path) -> None:
     run_dir = saved_run(tmp_path, epochs="3.0", max_steps=30, effective_batch_size="4")
     resumed = resumed_config(now(tmp_path, epochs="2.0"), run_dir)  # no file is named, so that a preset has steps, too
-    assert Steps.of(resumed, 4, rows=40).max_steps == 20
+    steps = Steps.of(resumed.train, resumed.model, resumed.lora, resumed.task, 4, rows=40)
+    assert steps.max_steps == 20
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs links")
@@ -164,7 +166,7 @@ def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine" / ".tmp-step_00000001").mkdir(parents=True)
     (run_dir / "checkpoints").symlink_to(tmp_path / "mine")
     with RunLock() as lock, pytest.raises(UserError, match="checkpoints is a link"):
-        _lock_and_clean(now(tmp_path / "runs", is_keep_training="True"), "r", lock)
+        lock_and_clean(tmp_path / "runs", "r", 1, lock)
     assert (tmp_path / "mine" / ".tmp-step_00000001").is_dir()
 
 
@@ -172,7 +174,8 @@ def warned(base: Path | None = None, storage: str = "float32", **flags: str) -> 
     """What is told of a run whose weights are kept in `storage`, by the flags to type instead."""
     asked = replace(load("train", {"train_file": "a.jsonl", **flags}), model=SHAPE)
     plan = SimpleNamespace(choice=SimpleNamespace(storage=storage))
-    spec = SimpleNamespace(asked=asked, plan=plan, counted=Steps.of(asked, 16, 1600))
+    steps = Steps.of(asked.train, asked.model, asked.lora, asked.task, 16, 1600)
+    spec = SimpleNamespace(asked=asked, plan=plan, counted=steps)
     start = None if base is None else SavedModel.read(base)
     run: Any = SimpleNamespace(config=asked, base=base, start=start, is_resumed=False, spec=spec)
     return [re.findall(r"--[a-z_]+=", told)[0] for told in warnings_of(run)]

@@ -96,4 +96,5 @@ def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
 def test_the_rate_that_nobody_named(flags: dict[str, Any], rate: float) -> None:
     preset = {"model_preset": flags.pop("model_preset", "tiny")}
     config = load("train", {"train_file": "x", **preset}).changed(**flags)
-    assert Steps.of(config, 8, 100).learning_rate == pytest.approx(rate, rel=0.01)
+    steps = Steps.of(config.train, config.model, config.lora, config.task, 8, 100)
+    assert steps.learning_rate == pytest.approx(rate, rel=0.01)
