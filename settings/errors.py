@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from language import Message, join, say
@@ -33,6 +34,15 @@ def refuse(problems: Sequence[str]) -> None:
     """Raise a UserError of all problems, if there are any."""
     if problems:
         raise UserError(*problems)
+
+
+@contextmanager
+def collected(problems: list[str]) -> Iterator[None]:
+    """A context whose UserError is added to others, to be raised with them."""
+    try:
+        yield
+    except UserError as error:
+        problems += error.problems
 
 
 def reason_of(error: BaseException) -> str:

@@ -128,10 +128,9 @@ class Rows:
         objective = config.data.objective
         if objective == AUTO:
             objective = default_objective(config.train.is_finetune)
-        if config.data.train_file is None or file_problems(config.data):  # The data may be elsewhere.
-            return cls.as_set(config.data, objective, config.train.eval_rows)
+        is_known = config.data.train_file is not None and not file_problems(config.data)
         with suppress(NotMade):
-            data = look(config, find_prepared, config)
+            data = look(config, find_prepared, config) if is_known else None
             if data is not None:
                 train, validation = (
                     StepLoader(split, data.objective, config.data, config.model, config.run.seed)
@@ -149,10 +148,11 @@ class Rows:
                     num_processes=machine.num_processes,
                 )
             groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
-            sample = look(config, estimate_lengths, *groups)
+            sample = look(config, estimate_lengths, *groups) if is_known else None
             if sample is not None:
                 return cls.of_sample(config, machine, sample)
-        if config.data.objective == AUTO:
+        if config.data.objective == AUTO and config.data.train_file is not None:
+            # Nothing but the data says what they teach, so that they have to be here.
             objective = look(config, find_training_data, config.data, config.train.is_finetune).objective
         return cls.as_set(config.data, objective, config.train.eval_rows)
 

@@ -24,8 +24,7 @@ def test_half_a_letter_is_not_shown() -> None:
     loader = SimpleNamespace(evaluation_batches=lambda *counts: iter([batch]))
     assert "\ufffd" in tokenizer.decode(source[0].tolist())
     run = SimpleNamespace(validation=loader, tokenizer=tokenizer)
-    config = SimpleNamespace(train=SimpleNamespace(sample_rows=0))
-    assert show_samples(cast(Any, SimpleNamespace(run=run, config=config))) == "河"
+    assert show_samples(cast(Any, SimpleNamespace(run=run, train=SimpleNamespace(sample_rows=0)))) == "河"
 
 
 @pytest.mark.usefixtures("one_thread")
