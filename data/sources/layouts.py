@@ -56,7 +56,7 @@ class Layout:
     Args:
         teaches: text, pairs, preferences or conversations.
         texts: columns, or expressions, of prompt and answers, in the words of `data.sources.expressions`; an empty prompt is what
-            the answers begin with. Of a prompt that is joined, the other parts may be missing. `--x_column` is the column that this
+            the answers begin with. Of a prompt that is joined, one part is needed (`JOINTS` says which), and the others may be missing. `--x_column` is the column that this
             setting names; {0} and {1} are the first two keys of the column `translation`.
         turns: the column of a conversation, which stands before the prompt, or says all.
     """

@@ -21,7 +21,7 @@ from training.checkpoints.folder import Checkpoints
 from units import MIB
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="file systems as POSIX has them")
-IN_THE_SECOND_SAVE = 84  # changes of the disk before it
+IN_THE_SECOND_SAVE = 96  # changes of the disk before it
 
 
 def is_told(done: running.Run, *parts: str) -> None:
