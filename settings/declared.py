@@ -21,7 +21,7 @@ from language import LANGUAGES
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
 from settings.precedence import BY_USER, SAVED
-from settings.tasks import MODEL_HEADS, TASKS, task_for
+from settings.tasks import MODEL_HEADS, PREFERENCE_LOSSES, TASKS, task_for
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_TOKENS = 65536  # of an encoder's input
@@ -394,7 +394,7 @@ class PreferenceConfig(Noting):
 
     preference_loss: str = defining(
         "sigmoid", "sigmoid (DPO), ipo (mean log-probabilities) or orpo (no reference model)",
-        choices=("sigmoid", "ipo", "orpo"),
+        choices=tuple(PREFERENCE_LOSSES),
     )  # fmt: skip
     beta: float = defining(
         0.1, "how closely the model stays to the reference model; in orpo the weight of the odds ratio", above=0.0

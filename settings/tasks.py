@@ -76,6 +76,25 @@ TASKS = {
         "token_labels:TokenLabels", "a text and a label for each of its words or letters", head="token", finetunes=True
     ),
 }
+@dataclass(frozen=True)
+class PreferenceLossFacts:
+    """What a loss over two answers to a prompt takes of them.
+
+    Args:
+        takes_means: mean log-probabilities of a token, and not those of whole answers.
+        has_reference: whether it compares with a reference model.
+    """
+
+    takes_means: bool = False
+    has_reference: bool = True
+
+
+# The formulas are `FORMULAS` in `engine.objectives.preference`.
+PREFERENCE_LOSSES = {
+    "sigmoid": PreferenceLossFacts(),
+    "ipo": PreferenceLossFacts(takes_means=True),
+    "orpo": PreferenceLossFacts(takes_means=True, has_reference=False),
+}
 MODEL_HEADS = {
     "text": HeadFacts(
         "pairs",

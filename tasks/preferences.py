@@ -24,6 +24,7 @@ from data.text.templates import Turn
 from language import say
 from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from settings.errors import UserError
+from settings.tasks import PREFERENCE_LOSSES
 from storage import Once
 from tasks.base import Task, random_ids, random_keys
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 # Preferences take far smaller steps than learning to write.
 RATE_SHARE = 0.01
 ADAPTER_RATE_SHARE = 0.1
-WITHOUT_REFERENCE = "orpo"  # The loss that compares with no other model.
 
 
 class PreferenceExamples(Examples):
@@ -103,7 +103,7 @@ class Preferences(Task):
         return ADAPTER_RATE_SHARE if has_adapters else RATE_SHARE
 
     def has_reference(self, preference: PreferenceConfig) -> bool:
-        return preference.preference_loss != WITHOUT_REFERENCE
+        return PREFERENCE_LOSSES[preference.preference_loss].has_reference
 
     def stores_reference(self, train: TrainConfig, preference: PreferenceConfig, lora: LoraConfig) -> bool:
         """Whether all weights are trained, or adapters that have been trained before.

@@ -25,6 +25,7 @@ from torch import Tensor
 from engine.blockwise import Objective, TokenLosses
 from model.loss import LossSettings, loss_and_gradients, token_losses
 from model.micro_batch import MicroBatch
+from settings.tasks import PREFERENCE_LOSSES
 
 METRICS = (
     "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected",
@@ -34,12 +35,36 @@ METRICS = (
 ROUNDING = 2.0**-20
 
 
+def sigmoid_loss(compared: Tensor, beta: float) -> Tensor:
+    """DPO: how surely the chosen answer gains more over the reference than the rejected one."""
+    return -F.logsigmoid(beta * (compared[0] - compared[1]))
+
+
+def ipo_loss(compared: Tensor, beta: float) -> Tensor:
+    """IPO: the squared distance of the gain from its target."""
+    return (compared[0] - compared[1] - 1 / (2 * beta)).square()
+
+
+def orpo_loss(compared: Tensor, beta: float) -> Tensor:
+    """ORPO: the cross-entropy of the chosen answer, and the ratio of the odds of both."""
+    odds = log_odds(compared)
+    return -compared[0] - beta * F.logsigmoid(odds[0] - odds[1])
+
+
+# By the names of `settings.tasks.PREFERENCE_LOSSES`; each is a function of what is compared, (2, P), and beta.
+FORMULAS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "sigmoid": sigmoid_loss,
+    "ipo": ipo_loss,
+    "orpo": orpo_loss,
+}
+
+
 @dataclass(frozen=True)
 class PreferenceLoss:
     """A loss over pairs of answers; P pairs, first row chosen, second rejected.
 
     Args:
-        kind: sigmoid, ipo or orpo.
+        kind: a key of `FORMULAS`.
         beta: how closely the model stays to the reference, above 0; of orpo the weight of the ratio of odds.
     """
 
@@ -49,11 +74,11 @@ class PreferenceLoss:
     @property
     def needs_reference(self) -> bool:
         """Whether log-probabilities under a reference model enter."""
-        return self.kind != "orpo"
+        return PREFERENCE_LOSSES[self.kind].has_reference
 
     def scores(self, policy: Tensor, lengths: Tensor) -> Tensor:
-        """What the loss takes of an answer: its log-probability, or (ipo, orpo) the mean over its tokens."""
-        return policy if self.kind == "sigmoid" else policy / lengths
+        """What the loss takes of an answer: its log-probability, or the mean over its tokens."""
+        return policy / lengths if PREFERENCE_LOSSES[self.kind].takes_means else policy
 
     def __call__(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
         """The loss of each pair.
@@ -63,22 +88,18 @@ class PreferenceLoss:
         Returns:
             (P,), differentiable by `policy`.
         """
-        if self.kind == "orpo":
-            means = self.scores(policy, lengths)
-            odds = log_odds(means)
-            return -means[0] - self.beta * F.logsigmoid(odds[0] - odds[1])
-        assert reference is not None
-        moved = self.scores(policy - reference, lengths)
-        if self.kind == "ipo":
-            return (moved[0] - moved[1] - 1 / (2 * self.beta)).square()
-        return -F.logsigmoid(self.beta * (moved[0] - moved[1]))
+        return FORMULAS[self.kind](self._compared(policy, reference, lengths), self.beta)
 
     def rewards(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
         """The implicit reward of each answer, (2, P): what the loss compares."""
-        if self.kind == "orpo":
-            return self.beta * self.scores(policy, lengths)
+        return self.beta * self._compared(policy, reference, lengths)
+
+    def _compared(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
+        """The scores of both answers, (2, P): their gain over the reference where there is one."""
+        if not self.needs_reference:
+            return self.scores(policy, lengths)
         assert reference is not None
-        return self.beta * self.scores(policy - reference, lengths)
+        return self.scores(policy - reference, lengths)
 
     def wins(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
         """Whether the chosen answer of each pair (P,) has the larger reward: 1, else 0; equal but for rounding: 1/2."""
