@@ -26,9 +26,9 @@ from benchmarks.parts.results import markdown, write_section
 from data.batches.collate import Batch, Row, collate
 from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
-from engine.micro_batches import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
+from engine.step import to_micro_batch
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5

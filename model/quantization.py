@@ -191,6 +191,12 @@ def rows_of(table: Tensor) -> TableRows | None:
     return getattr(table, _ROWS, None)
 
 
+def parts_of(table: nn.Parameter) -> list[nn.Parameter]:
+    """A table, and the rows that stand in place of some of its own."""
+    rows = rows_of(table)
+    return [table] if rows is None else [table, rows[1]]
+
+
 def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows `ids` (N,) of a table (V, D) in `dtype`: (N, D). Differentiable where the table is trained."""
     x = dequantize(table, dtype, ids) if is_int8(table) else F.embedding(ids, table).to(dtype)

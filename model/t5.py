@@ -105,10 +105,11 @@ class Stack(nn.Module):
     def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
         super().__init__()
         count = config.num_decoder_layers if is_decoder else config.num_layers
+        self.is_decoder = is_decoder
         self.site = DECODER_SITES if is_decoder else 0
-        # factor on the decoder's hidden states before the head: d_model^-0.5 in T5 1.0, 1 elsewhere
-        is_scaled = config.scale_decoder_outputs and config.is_text
-        self.output_scale = (config.d_model**-0.5 if is_scaled else 1.0) if is_decoder else None
+        # A factor on the decoder's hidden states before the head: d_model^-0.5 in T5 1.0, none elsewhere.
+        is_scaled = is_decoder and config.scales_outputs
+        self.output_scale = config.d_model**-0.5 if is_scaled else None
         self.bias = None if config.bias_in_every_layer else PositionBias(config, bidirectional=not is_decoder)
         self.blocks = nn.ModuleList(Block(config, index, is_decoder) for index in range(count))
         self.final_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
@@ -169,8 +170,7 @@ class T5(nn.Module):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
             self.encoder = Stack(config, is_decoder=False)
             self.decoder = Stack(config, is_decoder=True) if config.num_decoder_layers else None  # type: ignore[assignment]
-            is_tied = config.tie_word_embeddings or not config.is_text
-            self.head = None if is_tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+            self.head = nn.Parameter(torch.empty(config.vocab_size, config.d_model)) if config.has_own_table else None
             self.label_head = LabelHead(config) if config.num_labels else None
         stacked = set[nn.Parameter]()
         for attention in (module for module in self.modules() if isinstance(module, Attention)):
