@@ -136,8 +136,8 @@ def fills_words(values: Tensor) -> bool:
     return values.is_contiguous() and values.shape[-1] % 4 == 0 and values.storage_offset() % 2 == 0
 
 
-def why_not_compiled(device: torch.device) -> str:
-    """What prevents the kernel on a device that should have it; empty if nothing does. Compiles it."""
+def why_no_rounding_kernel(device: torch.device) -> str:
+    """Why there is no kernel for rounding on a device that should have one; empty if there is one. Compiles it."""
     return _why_not(device.type) if traits_of(device).has_compiler else ""
 
 

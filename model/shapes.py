@@ -83,7 +83,7 @@ def inner_width(c: T5ModelConfig) -> int:
 def weights(c: T5ModelConfig) -> Iterator[Weight]:
     """Every weight of a model, in the order of `T5.named_parameters`."""
     yield Weight("embedding", "shared.weight", (c.vocab_size, c.d_model), "embedding")
-    if c.is_text and not c.tie_word_embeddings:
+    if c.has_own_table:
         yield Weight("head", "lm_head.weight", (c.vocab_size, c.d_model), "head")
     for stack, count in stacks_of(c).items():
         if not c.bias_in_every_layer:
