@@ -154,6 +154,13 @@ class Attention(nn.Module):
         self.v = Linear(config.d_model, inner)
         self.o = Linear(inner, config.d_model)
 
+    def make_below_each_other(self, device: torch.device | str, dtype: torch.dtype) -> None:
+        """Make the matrices of queries, keys and values parts of one, so that one product serves all (`joined_product`)."""
+        inner, width = self.q.weight.shape
+        whole = torch.empty(3 * inner, width, device=device, dtype=dtype)
+        for linear, part in zip((self.q, self.k, self.v), whole.chunk(3), strict=True):
+            linear.weight = nn.Parameter(part)
+
     def heads(self, x: Tensor) -> Tensor:
         """(N, H K) -> (N, H, K), a view; of products beside each other, the heads of all."""
         return x.view(len(x), -1, self.d_kv)

@@ -205,15 +205,11 @@ def _inner(gated: Tensor | None, linear: Tensor, activation: str) -> Tensor:
 
 
 def _activated(x: Tensor, activation: str) -> Tensor:
-    if activation == "relu":
-        return F.relu(x)
     return F.gelu(x, approximate="tanh") if activation == "gelu" else F.silu(x)
 
 
 def _slope(x: Tensor, activation: str) -> Tensor:
     """The derivative of an activation."""
-    if activation == "relu":
-        return (x > 0).to(x.dtype)
     if activation == "gelu":
         tanh = torch.tanh(GELU_FACTOR * (x + 0.044715 * x**3))
         return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * GELU_FACTOR * (1 + 3 * 0.044715 * x**2)

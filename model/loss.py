@@ -38,6 +38,11 @@ class LossSettings:
     label_smoothing: float = 0.0
 
 
+def count_labels(labels: Tensor) -> Tensor:
+    """How many of these carry a loss: classes or tokens that are not IGNORED, or numbers that are not nan."""
+    return (~labels.isnan() if labels.is_floating_point() else labels != IGNORED).sum()
+
+
 def sum_of(losses: Tensor) -> Tensor:
     """The sum of token losses (N,), the same bits with any number of threads."""
     if not is_host(losses) or len(losses) <= SUMMED_TOKENS:

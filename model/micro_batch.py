@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.loss import IGNORED
+from model.loss import count_labels
 from model.row_groups import padded_size
 from model.rows import Rows
 
@@ -52,7 +52,7 @@ class MicroBatch:
         """What the loss is averaged over: labels that carry one, or pairs of answers."""
         if self.answers > 1:
             return len(self.source.lengths)
-        return int((~self.labels.isnan() if self.labels.is_floating_point() else self.labels != IGNORED).sum())
+        return int(count_labels(self.labels))
 
     def side(self, is_decoder: bool) -> Side:
         """What the encoder reads, or the decoder."""
