@@ -134,6 +134,14 @@ def override_traits(name: str, traits: DeviceTraits) -> Iterator[None]:
         _traits[name] = before
 
 
+WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}  # As of the setting `mixed_precision`.
+REASONS = {
+    torch.float32: say("fp32 products: bf16 ones are not faster here; weights may still be stored in bf16"),
+    torch.bfloat16: say("bf16 products: fast here"),
+    torch.float16: say("fp16 products: fast here; the residual stream is fp32"),
+}
+
+
 @dataclass(frozen=True)
 class DtypeChoice:
     """The dtype in which products are computed, and why."""
@@ -408,22 +416,20 @@ class Device(ABC):
         Args:
             requested: `mixed_precision`: "auto", "no", "bf16" or "fp16".
         """
+        fast = self.fast_dtypes()
+        choices = {
+            "auto": fast,
+            "no": (torch.float32,),
+            "bf16": tuple(dtype for dtype in fast if dtype != torch.float16),
+            "fp16": (torch.float16,) if self.multiplies_fp16() else fast,
+        }
+        dtype = choices[requested][0]
+        word = WORDS[dtype]
         if requested == "no":
-            return DtypeChoice(torch.float32, say("fp32, as asked for"), True)
-        best = self.fast_dtypes()[0]
-        if requested == "fp16" and self.multiplies_fp16():
-            best = torch.float16
-        elif requested == "bf16" and best == torch.float16:
-            best = torch.float32
-        if requested == "fp16" and best != torch.float16:
-            word = "bf16" if best == torch.bfloat16 else "fp32"
-            return DtypeChoice(best, say("{word} products: fp16 ones are not faster here", word=word), False)
-        if best == torch.float16:
-            return DtypeChoice(best, say("fp16 products: fast here; the residual stream is fp32"), True)
-        if best == torch.bfloat16:
-            return DtypeChoice(best, say("bf16 products: fast here"), True)
-        reason = say("fp32 products: bf16 ones are not faster here; weights may still be stored in bf16")
-        return DtypeChoice(best, reason, requested == "auto")
+            return DtypeChoice(dtype, say("fp32, as asked for"), True)
+        if requested == "fp16" and word != requested:
+            return DtypeChoice(dtype, say("{word} products: fp16 ones are not faster here", word=word), False)
+        return DtypeChoice(dtype, REASONS[dtype], requested in ("auto", word))
 
     def why_not_compiling(self) -> str:
         """Why torch compiles no blocks here; empty where it can."""
@@ -445,22 +451,18 @@ class Device(ABC):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an error says that memory, of the device or of the host, was refused. Looks at its causes too."""
-        seen: set[int] = set()
         link: BaseException | None = error
-        while link is not None and id(link) not in seen:
-            if self._says_out_of_memory(link):
-                return True
-            seen.add(id(link))
+        while link is not None and not self._says_out_of_memory(link):
             link = link.__cause__
-        return False
+        return link is not None
 
     def _says_out_of_memory(self, error: BaseException) -> bool:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
-        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-            return True
-        text = str(error).lower()
-        return isinstance(error, RuntimeError) and any(w in text for w in HOST_OUT_OF_MEMORY + self.out_of_memory_words)
+        if isinstance(error, OSError):
+            return error.errno == errno.ENOMEM
+        words = HOST_OUT_OF_MEMORY + self.out_of_memory_words
+        return isinstance(error, RuntimeError) and any(map(str(error).lower().__contains__, words))
 
     def check_placement(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Make sure that every tensor lies on this device.
@@ -474,9 +476,7 @@ class Device(ABC):
         strays = [
             f"{name} on {tensor.device}"
             for name, tensor in tensors
-            if tensor.device.type != own.type
-            or (own.index is not None and tensor.device.index not in (None, own.index))
+            if tensor.device.type != own.type or len({tensor.device.index, own.index} - {None}) > 1
         ]
         if strays:
-            more = f" and {len(strays) - 3} more" if len(strays) > 3 else ""
-            raise RuntimeError(f"these tensors are not on {self.torch_device}: {', '.join(strays[:3])}{more}")
+            raise RuntimeError(f"{len(strays)} tensors are not on {own}, such as {', '.join(strays[:3])}")

@@ -8,11 +8,16 @@ from pathlib import Path
 from settings.fields import AUTO
 
 
-def usable_cores() -> int:
+def core_numbers() -> set[int]:
     """Cores that the system lets this process run on: less than the machine's where `taskset` or a container says so."""
-    if hasattr(os, "sched_getaffinity"):  # Linux alone
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux alone.
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def usable_cores() -> int:
+    """How many cores the system lets this process run on."""
+    return len(core_numbers())
 
 
 def core_quota(root: Path = Path("/")) -> float | None:

@@ -43,7 +43,7 @@ def prepare_environment(
     if platform == "darwin":
         wanted |= {"PYTORCH_ENABLE_MPS_FALLBACK": "1", **_watermarks(environ)}
     # NVIDIA's driver, or under WSL2 that of Windows.
-    has_driver = any((root / "dev" / name).exists() for name in ("nvidiactl", "dxg"))
+    has_driver = _is_any_there(root, "nvidiactl", "dxg")
     if platform == "linux" and has_driver and not any(name in environ for name in ALLOCATOR_SETTINGS):
         # Blocks of any length share one range: no fragments.
         wanted[_allocator_settings(torch_version)] = "expandable_segments:True"
@@ -57,8 +57,12 @@ def may_have_gpu() -> bool:
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     if sys.platform == "linux":
-        return any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg", "kfd"))
+        return _is_any_there(Path("/"), "nvidiactl", "dxg", "kfd")
     return sys.platform == "darwin" or shutil.which("nvidia-smi") is not None
+
+
+def _is_any_there(root: Path, *names: str) -> bool:
+    return any((root / "dev" / name).exists() for name in names)
 
 
 def _allocator_settings(torch_version: str | None) -> str:
@@ -82,6 +86,6 @@ def _watermarks(environ: MutableMapping[str, str]) -> dict[str, str]:
 
 def _ratio(text: str | None) -> float | None:
     try:
-        return None if text is None else float(text)
+        return float(text or "")
     except ValueError:
-        return None  # torch itself will refuse it, in its own words
+        return None  # What is no number, torch itself will refuse in its own words.

@@ -9,13 +9,12 @@ Source: proc_stat(5).
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from devices.cores import core_quota, threads_of_environment, usable_cores
+from devices.cores import core_numbers, core_quota, threads_of_environment, usable_cores
 from settings.fields import AUTO
 
 LOOK_SECONDS = 2.0
@@ -60,13 +59,13 @@ def usage() -> Usage | None:
         times = psutil.cpu_times(percpu=True)
     except (OSError, RuntimeError, NotImplementedError, psutil.Error):
         return None
-    if hasattr(os, "sched_getaffinity"):
-        times = [time for core, time in enumerate(times) if core in os.sched_getaffinity(0)]
-    resting = ("idle", "iowait", "guest", "guest_nice")  # the times of guests are also counted as user and nice
-    busy = sum(
-        seconds for core in times for name, seconds in core._asdict().items() if name not in resting and seconds > 0
-    )
-    return Usage(time.monotonic(), busy, time.process_time()) if times else None
+    own = core_numbers()
+    resting = ("idle", "iowait", "guest", "guest_nice")  # The times of guests are also counted as user and nice.
+    busy = 0.0
+    for core, kinds in enumerate(times):
+        if core in own:
+            busy += sum(max(0.0, seconds) for kind, seconds in kinds._asdict().items() if kind not in resting)
+    return Usage(time.monotonic(), busy, time.process_time())
 
 
 class Threads:

@@ -34,7 +34,7 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor
         arguments = x, [x.shape[-1]], weight.to(x.dtype), epsilon
         if not x.is_meta:
             y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
-        else:  # where it would be taken apart before it can be counted
+        else:  # Where it would be taken apart before it can be counted.
             with torch._C._AutoDispatchBelowAutograd():
                 y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
         return y, inverse.view(-1, 1)
@@ -82,9 +82,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """x (N, D) -> (N, D) in `dtype`, or in that of x."""
-        if not torch.is_grad_enabled():  # a function of autograd costs more than the norm of a single token
-            return _rms_norm(x, self.weight, self.epsilon)[0].to(dtype or x.dtype)
-        return _RMSNorm.apply(x, self.weight, self.epsilon).to(dtype or x.dtype)  # type: ignore[no-any-return]
+        if torch.is_grad_enabled():
+            y: Tensor = _RMSNorm.apply(x, self.weight, self.epsilon)
+        else:  # A function of autograd costs more than the norm of a single token.
+            y = _rms_norm(x, self.weight, self.epsilon)[0]
+        return y.to(dtype or x.dtype)
 
 
 _adds_in_place = False
@@ -145,8 +147,16 @@ class _Product(torch.autograd.Function):
                 add_product(part, of_part, x)
         elif needs_weight:
             whole = add_product(None, grad, x)
+            # A view would be copied where autograd keeps it.
             grad_weights = [whole] if len(weights) == 1 else whole.split([len(w) for w in weights])
         return grad_x, None, *grad_weights
+
+
+def _product(x: Tensor, weights: Sequence[Tensor], graph_only: bool = False) -> Tensor:
+    """`_Product`, without what autograd costs where nothing is differentiated."""
+    if not torch.is_grad_enabled():
+        return product(x, _whole(weights))
+    return _Product.apply(x, graph_only, *weights)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def weight_gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor | None:
@@ -191,7 +201,7 @@ class Linear(nn.Module):
         Args:
             graph_only: nothing reads the result, only backward passes through: zeros stand for it, without a product.
         """
-        y = _Product.apply(x, graph_only, self.weight) if torch.is_grad_enabled() else product(x, self.weight)
+        y = _product(x, (self.weight,), graph_only)
         return y if self.adapter is None else self.adapter(x, y, dropout)
 
 
@@ -202,12 +212,10 @@ def joined_product(x: Tensor, linears: Sequence[Linear]) -> Tensor | None:
     or that do not lie below each other in memory.
     """
     weights = [linear.weight for linear in linears]
-    if is_host(x) or any(linear.adapter is not None for linear in linears) or weights[0].dtype != x.dtype:
+    forms = {(linear.weight.dtype, linear.weight.requires_grad, linear.adapter) for linear in linears}
+    if is_host(x) or forms != {(x.dtype, weights[0].requires_grad, None)} or as_one(weights, 0) is None:
         return None
-    whole = as_one(weights, 0) if len({weight.requires_grad for weight in weights}) == 1 else None
-    if whole is None or not torch.is_grad_enabled():
-        return None if whole is None else product(x, whole)
-    return _Product.apply(x, False, *weights)  # type: ignore[no-any-return,no-untyped-call]
+    return _product(x, weights)
 
 
 class _Scaled(torch.autograd.Function):

@@ -129,10 +129,8 @@ def loss_and_gradients(
         losses, gradient = _chunk(chunk, head, labels[start : start + step], settings, scale, part)
         total += sum_of(losses)
         grad_hidden[start : start + step] = product_back(gradient, head)
-        if grad_head is not None and grad_head.dtype == gradient.dtype:
+        if grad_head is not None:
             add_product(grad_head, gradient, chunk)
-        elif grad_head is not None:
-            grad_head += add_product(None, gradient, chunk)
         if rows is not None and rows[1].grad is not None:
             rows[1].grad += add_product(None, gradient[:, rows[0] : rows[0] + len(rows[1])], chunk)
         del gradient  # before the next chunk's logits are made

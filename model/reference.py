@@ -27,10 +27,12 @@ class T5Reference(nn.Module):
         self.config = config
         self.start_token_id = config.start_token_id
         self.pad_token_id = config.pad_token_id
-        self.output_scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0  # Later versions do not scale.
+        self.output_scale = (
+            config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
+        )  # Later versions do not scale.
         self.embedding = nn.Parameter(torch.randn(config.vocab_size, config.d_model))
-        self.encoder = Stack(config, is_decoder=False)
-        self.decoder = Stack(config, is_decoder=True)
+        self.encoder = Stack(config, config.num_layers, is_decoder=False)
+        self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
         tied = config.tie_word_embeddings
         self.head = None if tied else nn.Parameter(torch.randn(config.vocab_size, config.d_model))
 
@@ -67,9 +69,8 @@ class T5Reference(nn.Module):
 class Stack(nn.Module):
     """Blocks over one residual stream, and a norm behind the last."""
 
-    def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
+    def __init__(self, config: T5ModelConfig, count: int, is_decoder: bool) -> None:
         super().__init__()
-        count = config.num_decoder_layers if is_decoder else config.num_layers
         self.bias = None if config.bias_in_every_layer else PositionBias(config, is_decoder)
         self.blocks = nn.ModuleList(Block(config, is_decoder) for _ in range(count))
         self.final_norm = RMSNorm(config)

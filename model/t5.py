@@ -58,9 +58,9 @@ def in_place(weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
 class Block(nn.Module):
     """Self-attention, in the decoder attention to the encoder's output, and feed-forward: x + f(norm(x)) each."""
 
-    def __init__(self, config: T5ModelConfig, index: int, is_decoder: bool) -> None:
+    def __init__(self, config: T5ModelConfig, site: int, is_decoder: bool) -> None:
         super().__init__()
-        self.site = (DECODER_SITES if is_decoder else 0) + (index + 1) * SITES_PER_BLOCK
+        self.site = site
         self.is_decoder = is_decoder
         self.attention_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.attention = Attention(config)
@@ -102,16 +102,16 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """A row of blocks, the position bias that they share (none in UMT5), and the norm after the last."""
 
-    def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
+    def __init__(self, config: T5ModelConfig, count: int, is_decoder: bool) -> None:
         super().__init__()
-        count = config.num_decoder_layers if is_decoder else config.num_layers
         self.is_decoder = is_decoder
         self.site = DECODER_SITES if is_decoder else 0
         # A factor on the decoder's hidden states before the head: d_model^-0.5 in T5 1.0, none elsewhere.
         is_scaled = is_decoder and config.scales_outputs
         self.output_scale = config.d_model**-0.5 if is_scaled else None
         self.bias = None if config.bias_in_every_layer else PositionBias(config, bidirectional=not is_decoder)
-        self.blocks = nn.ModuleList(Block(config, index, is_decoder) for index in range(count))
+        sites = range(self.site + SITES_PER_BLOCK, self.site + (count + 1) * SITES_PER_BLOCK, SITES_PER_BLOCK)
+        self.blocks = nn.ModuleList(Block(config, site, is_decoder) for site in sites)
         self.final_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def enter(self, x: Tensor, dropout: Dropout) -> Tensor:
@@ -156,7 +156,7 @@ class T5(nn.Module):
     Memory: the weights.
     """
 
-    decoder: Stack  # None in an encoder: `stacks` has those that there are
+    decoder: Stack  # An encoder has none: `stacks` has those that there are.
 
     def __init__(
         self, config: T5ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -170,17 +170,19 @@ class T5(nn.Module):
         self.adapter_info: AdapterInfo | None = None  # form and base of the adapters that are on
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
-            self.encoder = Stack(config, is_decoder=False)
-            self.decoder = Stack(config, is_decoder=True) if config.num_decoder_layers else None  # type: ignore[assignment]
+            self.encoder = Stack(config, config.num_layers, is_decoder=False)
+            if config.num_decoder_layers:
+                self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
             self.head = nn.Parameter(torch.empty(config.vocab_size, config.d_model)) if config.has_own_table else None
             self.label_head = LabelHead(config) if config.num_labels else None
         is_host = traits_of(torch.device(device)).is_host
+        stacked = set[nn.Parameter]()
         for module in self.modules():
             if isinstance(module, Attention) and not is_host:
-                module.make_below_each_other(device, dtype)
+                stacked |= module.make_below_each_other(device, dtype)
             own_dtype = torch.float32 if isinstance(module, (RMSNorm, PositionBias, nn.Linear)) else dtype
             for name, weight in list(module.named_parameters(recurse=False)):
-                if weight.is_meta:
+                if weight not in stacked:
                     setattr(module, name, nn.Parameter(torch.empty(weight.shape, device=device, dtype=own_dtype)))
 
     @property
