@@ -186,16 +186,13 @@ def placed_together() -> Iterator[None]:
 
 
 def _send(waiting: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    starts = [0]
-    for _, tensor in waiting:
-        starts.append(starts[-1] + -(-tensor.nbytes // UPLOAD_ALIGNMENT) * UPLOAD_ALIGNMENT)
-    whole = torch.empty(starts.pop(), dtype=torch.uint8)
-    parts = [slice(start, start + tensor.nbytes) for start, (_, tensor) in zip(starts, waiting, strict=True)]
-    for part, (_, tensor) in zip(parts, waiting, strict=True):
-        whole[part].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    sizes = [-(-tensor.nbytes // UPLOAD_ALIGNMENT) * UPLOAD_ALIGNMENT for _, tensor in waiting]
+    whole = torch.empty(sum(sizes), dtype=torch.uint8)
+    for part, (_, tensor) in zip(whole.split(sizes), waiting, strict=True):
+        part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
     there = place(whole, waiting[0][0].device)
-    for part, (target, tensor) in zip(parts, waiting, strict=True):
-        target.data = there[part].view(tensor.dtype).view(tensor.shape)
+    for part, (target, tensor) in zip(there.split(sizes), waiting, strict=True):
+        target.data = part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 def place(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
@@ -401,8 +398,9 @@ class Device(ABC):
 
     @property
     def _key(self) -> str:
-        is_cpu = self.torch_device.type == "cpu"
-        return machine_file.key_of("cpu" if is_cpu else self.name, self.computes_on, self.threads if is_cpu else 0)
+        if self.torch_device.type == "cpu":
+            return machine_file.key_of("cpu", self.computes_on, self.threads)
+        return machine_file.key_of(self.name, self.computes_on)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
         """Dtypes whose products pay here, fastest first. fp32 is always among them; fp16 only where bf16 is not."""

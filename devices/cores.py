@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from settings.fields import AUTO
@@ -32,8 +33,9 @@ def core_quota(root: Path = Path("/")) -> float | None:
             words = [_text_of(base / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         else:
             continue
-        if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
-            return round(int(words[0]) / int(words[1]), 2)
+        quota = re.fullmatch(r"(\d+) ([1-9]\d*)", " ".join(words))
+        if quota:
+            return round(int(quota[1]) / int(quota[2]), 2)
     return None
 
 

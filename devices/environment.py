@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from importlib import metadata
 from pathlib import Path
 
@@ -77,15 +77,13 @@ def _allocator_settings(torch_version: str | None) -> str:
 
 def _watermarks(environ: MutableMapping[str, str]) -> dict[str, str]:
     """Ratios of the recommended working set. torch refuses low above high, unless high is 0 (no limit)."""
-    high = _ratio(environ.get(HIGH))
-    low = _ratio(environ.get(LOW))
-    if high is None:
-        high = max(HIGH_DEFAULT, low or 0.0)
+    low = _ratio(environ, LOW, 0.0)
+    high = _ratio(environ, HIGH, max(HIGH_DEFAULT, low))
     return {HIGH: f"{high:g}", LOW: f"{LOW_SHARE * (high or HIGH_DEFAULT):g}"}
 
 
-def _ratio(text: str | None) -> float | None:
+def _ratio(environ: Mapping[str, str], name: str, default: float) -> float:
     try:
-        return float(text or "")
+        return float(environ.get(name, ""))
     except ValueError:
-        return None  # What is no number, torch itself will refuse in its own words.
+        return default  # What is no number, torch itself will refuse in its own words.

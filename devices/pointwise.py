@@ -65,8 +65,10 @@ kernel void round_all(
 
 def source_of(is_metal: bool = False) -> str:
     """The text of the kernel."""
-    text = (HASH + ROUND).replace("WORD", "ulong" if is_metal else "unsigned long long")
-    return f"#include <metal_stdlib>\nusing namespace metal;\n{text}{METAL_ENTRY}" if is_metal else text
+    text = HASH + ROUND
+    if is_metal:
+        return f"#include <metal_stdlib>\nusing namespace metal;\n{text.replace('WORD', 'ulong')}{METAL_ENTRY}"
+    return text.replace("WORD", "unsigned long long")
 
 
 # --- by operations of torch

@@ -111,7 +111,7 @@ class Blockwise:
         micro_batches = self.objective.complete(micro_batches, self.token_losses)
         passes = self._passes(schedule.stacks, micro_batches, schedule.backward())
         hidden = self._forward(passes)
-        self.heap.trim_excess()
+        self.heap.trim_excess(self.heap.used_bytes())
         total, grads = self._loss(hidden, micro_batches, total_labels)
         for stack_pass in reversed(passes):
             grads = stack_pass.backward(grads, apply)
@@ -425,7 +425,7 @@ class CheckpointedBlock:
                 return self.block(self.x.to(self.dtype))
         output = self._run(graph_only=False)
         self.seed = _seed(output, self._output_gradient)
-        self.heap.trim_excess()
+        self.heap.trim_excess(self.heap.used_bytes())
         return output.detach()
 
     def backward(self, grad: Tensor) -> Tensor | None:

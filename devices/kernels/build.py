@@ -51,10 +51,10 @@ def library(environ: Mapping[str, str] = os.environ) -> Path:
     name = f"kernels-{_digest(compiler, target, str(runtime))}.so"
     try:
         path = machine_file.place(environ).with_name(name)
+        if not _is_ours(path):
+            _compile(compiler, target, runtime, path)
     except OSError as error:
         raise NoKernels(say("the compiled kernels cannot be kept: {error}", error=error)) from None
-    if not _is_ours(path):
-        _compile(compiler, target, runtime, path)
     return path
 
 
@@ -106,8 +106,9 @@ def openmp_runtime() -> Path:
         folder = Path(spec.origin).parent
         inside = sorted(folder.glob("lib/libgomp*.so*"))
         beside = sorted(folder.parent.glob("torch.libs/libgomp*.so*"))
-        if inside or beside:
-            return [*inside, *beside][0]
+        libraries = [*inside, *beside]
+        if libraries:
+            return libraries[0]
     raise NoKernels(say("torch brings no GNU OpenMP runtime along"))
 
 
@@ -140,22 +141,18 @@ def _is_ours(path: Path) -> bool:
 
 
 def _compile(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Of several processes one compiles, and the others find the file.
-        with locked(
-            path.with_name("kernels.lock"), say("another process compiles the kernels: waiting until it is done")
-        ):
-            if _is_ours(path):
-                return
-            with atomic_file(path) as fresh, tempfile.TemporaryDirectory() as objects:
-                for name in SOURCES:
-                    _run([compiler, *FLAGS, *target, "-c", str(FOLDER / name), "-o", f"{objects}/{name}.o"])
-                made = [f"{objects}/{name}.o" for name in SOURCES]
-                _run([compiler, "-shared", *made, str(runtime), "-lm", "-o", str(fresh)])
-                fresh.chmod(0o755)
-    except OSError as error:
-        raise NoKernels(say("the compiled kernels cannot be kept: {error}", error=error)) from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    waiting = say("another process compiles the kernels: waiting until it is done")
+    # Of several processes one compiles, and the others find the file.
+    with locked(path.with_name("kernels.lock"), waiting):
+        if _is_ours(path):
+            return
+        with atomic_file(path) as fresh, tempfile.TemporaryDirectory() as objects:
+            for name in SOURCES:
+                _run([compiler, *FLAGS, *target, "-c", str(FOLDER / name), "-o", f"{objects}/{name}.o"])
+            made = [f"{objects}/{name}.o" for name in SOURCES]
+            _run([compiler, "-shared", *made, str(runtime), "-lm", "-o", str(fresh)])
+            fresh.chmod(0o755)
 
 
 def _run(command: list[str]) -> str:

@@ -227,14 +227,20 @@ class Kernels:
 
 def takes_few(x: Tensor, weight: Tensor) -> bool:
     """Whether `few_rows` can multiply these: on a CPU, x in fp32, of a width that whole vectors make up."""
-    is_here = x.device.type == "cpu" and weight.device.type == "cpu" and x.is_contiguous() and weight.is_contiguous()
-    return is_here and x.dtype == torch.float32 and weight.dtype in KINDS and x.shape[1] % WIDEST_VECTOR == 0
+    return (
+        x.is_cpu
+        and weight.is_cpu
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and x.dtype == torch.float32
+        and weight.dtype in KINDS
+        and x.shape[1] % WIDEST_VECTOR == 0
+    )
 
 
 def takes_packed(packed: Tensor, width: int, dtype: torch.dtype) -> bool:
     """Whether `pack` and `unpack` know these bytes, and numbers of this dtype: on a CPU, rows of whole groups."""
-    is_here = is_host(packed) and packed.is_cpu and packed.stride(1) == 1
-    return is_here and dtype in DTYPES and width % INT4_GROUP == 0
+    return is_host(packed) and packed.is_cpu and packed.stride(1) == 1 and dtype in DTYPES and width % INT4_GROUP == 0
 
 
 _is_used = True
