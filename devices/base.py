@@ -81,6 +81,10 @@ class DeviceTraits:
     tile: int = 1
     has_compiler: bool = False
 
+    def terms_of_sums(self, count: int) -> int:
+        """Terms of each sum of a product that would have so many: they are formed in parts where that is too many."""
+        return self.largest_inner or count
+
     def with_scores(self, count: int) -> DeviceTraits:
         """The traits with so many scores at a time; and no more weights."""
         return replace(self, scores=count, update=update_elements(count))

@@ -195,8 +195,12 @@ def targets_of(c: T5ModelConfig) -> tuple[str, ...]:
 
 def asked_targets(c: T5ModelConfig, asked: str) -> tuple[str, ...]:
     """The words of the setting `lora_targets`, which may name none of this model's."""
-    words = tuple(word.strip() for word in asked.split(",") if word.strip())
-    return {AUTO: ("q", "v"), ALL: targets_of(c)}.get(asked, words)
+    return {AUTO: ("q", "v"), ALL: targets_of(c)}.get(asked, words_of(asked))
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a setting that are separated by commas."""
+    return tuple(filter(None, map(str.strip, text.split(","))))
 
 
 def adapter_weights(c: T5ModelConfig, rank: int, targets: Collection[str]) -> Iterator[Weight]:

@@ -125,11 +125,11 @@ def head_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the head that a `config.json` names, and those that follow from it: by keys of our own, or by its class."""
     published = class_named(raw)
     head = raw.get("head", published.head)
-    facts = MODEL_HEADS.get(head)
-    if facts is not None and facts.writes_text:
+    facts = MODEL_HEADS.get(head, MODEL_HEADS["none"])  # What is no head is refused with all other settings.
+    if facts.writes_text:
         return {"head": head}
     fixed = published.fixed or ENCODER_CLASS.fixed
-    labels = labels_of(raw) if facts is not None and facts.has_labels else AUTO
+    labels = labels_of(raw) if facts.has_labels else AUTO
     return {**fixed, "head": head, "labels": labels}
 
 
