@@ -147,10 +147,9 @@ class _Search:
                 continue
             if tree is not None:
                 tokens = tree.answer(int(self.leaves[place, beam]))
-            written = [*tokens, eos]
-            answer = written[: written.index(eos)][: settings.max_new_tokens]
-            count = len(answer) + (eos in tokens)
-            found.append(ScoredAnswer(answer, scores[beam] * count**settings.length_penalty))
+            count = tokens.index(eos) + 1 if eos in tokens else min(len(tokens), settings.max_new_tokens)
+            kept = tokens[: count - 1] if eos in tokens else tokens[:count]
+            found.append(ScoredAnswer(kept, scores[beam] * count**settings.length_penalty))
         return found
 
     def select(self, rows: list[int]) -> None:
