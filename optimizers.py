@@ -27,8 +27,8 @@ class OptimizerFacts:
         factor_bytes: for each row and column of a matrix, and each number of a vector.
         update_bytes: buffers of an update for each of its elements, without those of the rounding.
         compiled_update_bytes: the same where a compiled kernel rounds as well; None: no kernel of its own.
-        together_bytes: all buffers for each element, where a GPU updates many weights together: of two fp32 copies and the
-            gradients, or the words of the rounding.
+        together_bytes: buffers of an update on a GPU for each of its elements, where many weights are updated together or
+            a chunk of a large one is: fp32 copies of weights and gradients, and of these scaled, or what is rounded.
         turns: of products over a copy of the whole matrix in an update; 0: an update goes through its rows, chunk by chunk.
     """
 
@@ -64,9 +64,9 @@ OPTIMIZERS = {
         2e-2,
         weight_bytes=2 + 8 / STATE_BLOCK,
         update_bytes=28,
-        together_bytes=32,
+        together_bytes=28,
     ),
-    "adamw": OptimizerFacts("adamw:AdamW", "", 3e-4, weight_bytes=8),
+    "adamw": OptimizerFacts("adamw:AdamW", "", 3e-4, weight_bytes=8, together_bytes=10),
     "muon": OptimizerFacts(
         "muon:Muon",
         "lowest loss per token",
@@ -75,7 +75,7 @@ OPTIMIZERS = {
         matrix_bytes=2,
         factor_bytes=4,
         update_bytes=14,
-        together_bytes=18,
+        together_bytes=16,
         turns=len(MUON_POLYNOMIALS),
     ),
 }

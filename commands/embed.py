@@ -29,7 +29,7 @@ from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
 from data.sources.lines import BadRows
 from data.sources.prompts import Prompt
-from engine.micro_batches import to_micro_batch
+from engine.step import to_micro_batch
 from language import say
 from memory.answers import AnswerBatch, HeldModel
 from memory.monitor import watched

@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 
 from commands.text_reader import TextReader
 from data.prepare.encode import TextEncoder
-from engine.micro_batches import to_micro_batch
+from engine.step import to_micro_batch
 from memory.answers import AnswerBatch
 from settings.declared import DataConfig
 from settings.fields import AUTO

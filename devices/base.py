@@ -81,6 +81,10 @@ class DeviceTraits:
     tile: int = 1
     has_compiler: bool = False
 
+    def terms_of_sums(self, count: int) -> int:
+        """Terms of each sum of a product that would have so many: they are formed in parts where that is too many."""
+        return self.largest_inner or count
+
     def with_scores(self, count: int) -> DeviceTraits:
         """The traits with so many scores at a time; and no more weights."""
         return replace(self, scores=count, update=update_elements(count))
@@ -134,6 +138,14 @@ def override_traits(name: str, traits: DeviceTraits) -> Iterator[None]:
         _traits[name] = before
 
 
+WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}  # As of the setting `mixed_precision`.
+REASONS = {
+    torch.float32: say("fp32 products: bf16 ones are not faster here; weights may still be stored in bf16"),
+    torch.bfloat16: say("bf16 products: fast here"),
+    torch.float16: say("fp16 products: fast here; the residual stream is fp32"),
+}
+
+
 @dataclass(frozen=True)
 class DtypeChoice:
     """The dtype in which products are computed, and why."""
@@ -178,16 +190,13 @@ def placed_together() -> Iterator[None]:
 
 
 def _send(waiting: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    starts = [0]
-    for _, tensor in waiting:
-        starts.append(starts[-1] + -(-tensor.nbytes // UPLOAD_ALIGNMENT) * UPLOAD_ALIGNMENT)
-    whole = torch.empty(starts.pop(), dtype=torch.uint8)
-    parts = [slice(start, start + tensor.nbytes) for start, (_, tensor) in zip(starts, waiting, strict=True)]
-    for part, (_, tensor) in zip(parts, waiting, strict=True):
-        whole[part].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    sizes = [-(-tensor.nbytes // UPLOAD_ALIGNMENT) * UPLOAD_ALIGNMENT for _, tensor in waiting]
+    whole = torch.empty(sum(sizes), dtype=torch.uint8)
+    for part, (_, tensor) in zip(whole.split(sizes), waiting, strict=True):
+        part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
     there = place(whole, waiting[0][0].device)
-    for part, (target, tensor) in zip(parts, waiting, strict=True):
-        target.data = there[part].view(tensor.dtype).view(tensor.shape)
+    for part, (target, tensor) in zip(there.split(sizes), waiting, strict=True):
+        target.data = part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 def place(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
@@ -393,8 +402,9 @@ class Device(ABC):
 
     @property
     def _key(self) -> str:
-        is_cpu = self.torch_device.type == "cpu"
-        return machine_file.key_of("cpu" if is_cpu else self.name, self.computes_on, self.threads if is_cpu else 0)
+        if self.torch_device.type == "cpu":
+            return machine_file.key_of("cpu", self.computes_on, self.threads)
+        return machine_file.key_of(self.name, self.computes_on)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
         """Dtypes whose products pay here, fastest first. fp32 is always among them; fp16 only where bf16 is not."""
@@ -408,22 +418,20 @@ class Device(ABC):
         Args:
             requested: `mixed_precision`: "auto", "no", "bf16" or "fp16".
         """
+        fast = self.fast_dtypes()
+        choices = {
+            "auto": fast,
+            "no": (torch.float32,),
+            "bf16": tuple(dtype for dtype in fast if dtype != torch.float16),
+            "fp16": (torch.float16,) if self.multiplies_fp16() else fast,
+        }
+        dtype = choices[requested][0]
+        word = WORDS[dtype]
         if requested == "no":
-            return DtypeChoice(torch.float32, say("fp32, as asked for"), True)
-        best = self.fast_dtypes()[0]
-        if requested == "fp16" and self.multiplies_fp16():
-            best = torch.float16
-        elif requested == "bf16" and best == torch.float16:
-            best = torch.float32
-        if requested == "fp16" and best != torch.float16:
-            word = "bf16" if best == torch.bfloat16 else "fp32"
-            return DtypeChoice(best, say("{word} products: fp16 ones are not faster here", word=word), False)
-        if best == torch.float16:
-            return DtypeChoice(best, say("fp16 products: fast here; the residual stream is fp32"), True)
-        if best == torch.bfloat16:
-            return DtypeChoice(best, say("bf16 products: fast here"), True)
-        reason = say("fp32 products: bf16 ones are not faster here; weights may still be stored in bf16")
-        return DtypeChoice(best, reason, requested == "auto")
+            return DtypeChoice(dtype, say("fp32, as asked for"), True)
+        if requested == "fp16" and word != requested:
+            return DtypeChoice(dtype, say("{word} products: fp16 ones are not faster here", word=word), False)
+        return DtypeChoice(dtype, REASONS[dtype], requested in ("auto", word))
 
     def why_not_compiling(self) -> str:
         """Why torch compiles no blocks here; empty where it can."""
@@ -445,22 +453,18 @@ class Device(ABC):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an error says that memory, of the device or of the host, was refused. Looks at its causes too."""
-        seen: set[int] = set()
         link: BaseException | None = error
-        while link is not None and id(link) not in seen:
-            if self._says_out_of_memory(link):
-                return True
-            seen.add(id(link))
+        while link is not None and not self._says_out_of_memory(link):
             link = link.__cause__
-        return False
+        return link is not None
 
     def _says_out_of_memory(self, error: BaseException) -> bool:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
-        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-            return True
-        text = str(error).lower()
-        return isinstance(error, RuntimeError) and any(w in text for w in HOST_OUT_OF_MEMORY + self.out_of_memory_words)
+        if isinstance(error, OSError):
+            return error.errno == errno.ENOMEM
+        words = HOST_OUT_OF_MEMORY + self.out_of_memory_words
+        return isinstance(error, RuntimeError) and any(map(str(error).lower().__contains__, words))
 
     def check_placement(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Make sure that every tensor lies on this device.
@@ -474,9 +478,7 @@ class Device(ABC):
         strays = [
             f"{name} on {tensor.device}"
             for name, tensor in tensors
-            if tensor.device.type != own.type
-            or (own.index is not None and tensor.device.index not in (None, own.index))
+            if tensor.device.type != own.type or len({tensor.device.index, own.index} - {None}) > 1
         ]
         if strays:
-            more = f" and {len(strays) - 3} more" if len(strays) > 3 else ""
-            raise RuntimeError(f"these tensors are not on {self.torch_device}: {', '.join(strays[:3])}{more}")
+            raise RuntimeError(f"{len(strays)} tensors are not on {own}, such as {', '.join(strays[:3])}")

@@ -78,8 +78,9 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
     try:
         return known[name](local_rank)
     except RuntimeError as error:  # such as a GPU that others have filled, or hold alone
-        first = error.args[0] if error.args else ""  # torch adds lines of advice for programmers
-        reason = first if isinstance(first, Message) else (str(first).splitlines() or ["unknown"])[0]
+        reason = next(iter(error.args), "unknown")
+        if not isinstance(reason, Message):
+            reason = str(reason).partition("\n")[0]  # torch adds lines of advice for programmers.
         raise UserError(
             "--device = {requested}, {upper} device {local_rank} cannot be used ({reason}); free it, choose "
             "another by CUDA_VISIBLE_DEVICES, or use --device=cpu",

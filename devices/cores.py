@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from settings.fields import AUTO
 
 
-def usable_cores() -> int:
+def core_numbers() -> set[int]:
     """Cores that the system lets this process run on: less than the machine's where `taskset` or a container says so."""
-    if hasattr(os, "sched_getaffinity"):  # Linux alone
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux alone.
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def usable_cores() -> int:
+    """How many cores the system lets this process run on."""
+    return len(core_numbers())
 
 
 def core_quota(root: Path = Path("/")) -> float | None:
@@ -27,8 +33,9 @@ def core_quota(root: Path = Path("/")) -> float | None:
             words = [_text_of(base / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         else:
             continue
-        if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
-            return round(int(words[0]) / int(words[1]), 2)
+        quota = re.fullmatch(r"(\d+) ([1-9]\d*)", " ".join(words))
+        if quota:
+            return round(int(quota[1]) / int(quota[2]), 2)
     return None
 
 

@@ -57,8 +57,9 @@ def why_no_kernels(index: int) -> str:
     Machine code serves the later cards of its own generation, PTX every later one. Source: torch.cuda._check_cubins.
     """
     major, minor = torch.cuda.get_device_capability(index)
-    builds = [re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch) for arch in torch.cuda.get_arch_list()]
-    kinds = [(found[1], (int(found[2]), int(found[3])), found[4]) for found in builds if found]  # ROCm's are none
+    # Those of ROCm have other names.
+    builds = re.findall(r"\b(sm|compute)_(\d+)(\d)([af]?)\b", " ".join(torch.cuda.get_arch_list()))
+    kinds = [(kind, (int(of), int(low)), suffix) for kind, of, low, suffix in builds]
     for kind, (of, low), suffix in kinds:
         is_later = (of, low) == (major, minor) if suffix == "a" else (of, low) <= (major, minor)
         if is_later and (kind == "compute" or of == major):

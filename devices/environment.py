@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from importlib import metadata
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def prepare_environment(
     if platform == "darwin":
         wanted |= {"PYTORCH_ENABLE_MPS_FALLBACK": "1", **_watermarks(environ)}
     # NVIDIA's driver, or under WSL2 that of Windows.
-    has_driver = any((root / "dev" / name).exists() for name in ("nvidiactl", "dxg"))
+    has_driver = _is_any_there(root, "nvidiactl", "dxg")
     if platform == "linux" and has_driver and not any(name in environ for name in ALLOCATOR_SETTINGS):
         # Blocks of any length share one range: no fragments.
         wanted[_allocator_settings(torch_version)] = "expandable_segments:True"
@@ -57,8 +57,12 @@ def may_have_gpu() -> bool:
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     if sys.platform == "linux":
-        return any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg", "kfd"))
+        return _is_any_there(Path("/"), "nvidiactl", "dxg", "kfd")
     return sys.platform == "darwin" or shutil.which("nvidia-smi") is not None
+
+
+def _is_any_there(root: Path, *names: str) -> bool:
+    return any((root / "dev" / name).exists() for name in names)
 
 
 def _allocator_settings(torch_version: str | None) -> str:
@@ -73,15 +77,13 @@ def _allocator_settings(torch_version: str | None) -> str:
 
 def _watermarks(environ: MutableMapping[str, str]) -> dict[str, str]:
     """Ratios of the recommended working set. torch refuses low above high, unless high is 0 (no limit)."""
-    high = _ratio(environ.get(HIGH))
-    low = _ratio(environ.get(LOW))
-    if high is None:
-        high = max(HIGH_DEFAULT, low or 0.0)
+    low = _ratio(environ, LOW, 0.0)
+    high = _ratio(environ, HIGH, max(HIGH_DEFAULT, low))
     return {HIGH: f"{high:g}", LOW: f"{LOW_SHARE * (high or HIGH_DEFAULT):g}"}
 
 
-def _ratio(text: str | None) -> float | None:
+def _ratio(environ: Mapping[str, str], name: str, default: float) -> float:
     try:
-        return None if text is None else float(text)
+        return float(environ.get(name, ""))
     except ValueError:
-        return None  # torch itself will refuse it, in its own words
+        return default  # What is no number, torch itself will refuse in its own words.

@@ -97,8 +97,8 @@ def _measured(entry: Any) -> Measured | None:
         found = Measured(processor, threads, rates, str(entry["date"]), str(entry["way"]))
     except (ValueError, ArithmeticError, TypeError, KeyError, AttributeError):
         return None
-    is_sound = found.threads > 0 and all(math.isfinite(rate) and rate > 0 for rate in found.rates.values())
-    return found if is_sound and found.rates else None
+    is_sound = threads > 0 and rates and all(0 < rate < math.inf for rate in rates.values())
+    return found if is_sound else None
 
 
 def disk_key(folder: Path) -> str:

@@ -103,11 +103,12 @@ class HeapTrimmer:
         """What is in use of the heap, without what is mapped by itself."""
         return 0 if self._libc is None else _used_and_mapped(self._libc)[0]
 
-    def trim_excess(self, before: int | None = None) -> None:
+    def trim_excess(self, before: int) -> None:
         """Return what is free where it is too much beside what is in use; takes some microseconds.
 
         Args:
-            before: `used_bytes` before a block has made its graph, or freed it: as much may be free, for the next will need it.
+            before: `used_bytes` before a block has made its graph, or freed it: as much may be free, for the next will need it;
+                where there was none, those of now.
         """
         if self._libc is None:
             return
@@ -115,8 +116,7 @@ class HeapTrimmer:
         used = in_heap + mapped
         self._most = max(self._most, used) if self.keeps else used
         excess = _resident_bytes() - self._rest - self._most
-        of_block = 0 if before is None else abs(in_heap - before)
-        if excess > of_block + max(self.least_bytes, self.share * (self._most - self._lasting)):
+        if excess > abs(in_heap - before) + max(self.least_bytes, self.share * (self._most - self._lasting)):
             self._trim(used)
 
     def _trim(self, used: int) -> None:

@@ -33,15 +33,15 @@ CHIP_FACTORS = {"Pro": 2.0, "Max": 4.0, "Ultra": 8.0}
 BF16_FACTOR, EMULATED_FACTOR = 1.3, 0.7  # of the rate of fp32
 
 
-def read_sysctl(name: str) -> bytes | None:
-    """Read one value of the kernel, or None where there is none of that name."""
+def read_sysctl(name: str) -> bytes:
+    """Read one value of the kernel; empty where there is none of that name."""
     try:
         query = ctypes.CDLL(None).sysctlbyname
     except (OSError, TypeError, AttributeError):  # Windows; Linux
-        return None
+        return b""
     buffer, size = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
     if query(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
-        return None
+        return b""
     return buffer.raw[: size.value]
 
 
@@ -50,7 +50,7 @@ def mac_hardware() -> str:
     if sys.platform != "darwin":
         return ""
     is_translated, has_arm = (
-        int.from_bytes(read_sysctl(name) or b"", sys.byteorder) == 1
+        int.from_bytes(read_sysctl(name), sys.byteorder) == 1
         for name in ("sysctl.proc_translated", "hw.optional.arm64")
     )
     if is_translated or (has_arm and platform.machine() != "arm64"):
@@ -60,7 +60,7 @@ def mac_hardware() -> str:
 
 def _brand() -> str:
     """The chip's name, such as "Apple M4 Max"; empty where there is none."""
-    return (read_sysctl("machdep.cpu.brand_string") or b"").decode(errors="replace").strip("\0")
+    return read_sysctl("machdep.cpu.brand_string").decode(errors="replace").strip("\0")
 
 
 class MpsDevice(Device):

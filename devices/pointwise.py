@@ -65,8 +65,10 @@ kernel void round_all(
 
 def source_of(is_metal: bool = False) -> str:
     """The text of the kernel."""
-    text = (HASH + ROUND).replace("WORD", "ulong" if is_metal else "unsigned long long")
-    return f"#include <metal_stdlib>\nusing namespace metal;\n{text}{METAL_ENTRY}" if is_metal else text
+    text = HASH + ROUND
+    if is_metal:
+        return f"#include <metal_stdlib>\nusing namespace metal;\n{text.replace('WORD', 'ulong')}{METAL_ENTRY}"
+    return text.replace("WORD", "unsigned long long")
 
 
 # --- by operations of torch
@@ -136,8 +138,8 @@ def fills_words(values: Tensor) -> bool:
     return values.is_contiguous() and values.shape[-1] % 4 == 0 and values.storage_offset() % 2 == 0
 
 
-def why_not_compiled(device: torch.device) -> str:
-    """What prevents the kernel on a device that should have it; empty if nothing does. Compiles it."""
+def why_no_rounding_kernel(device: torch.device) -> str:
+    """Why there is no kernel for rounding on a device that should have one; empty if there is one. Compiles it."""
     return _why_not(device.type) if traits_of(device).has_compiler else ""
 
 

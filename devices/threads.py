@@ -9,13 +9,12 @@ Source: proc_stat(5).
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from devices.cores import core_quota, threads_of_environment, usable_cores
+from devices.cores import core_numbers, core_quota, threads_of_environment, usable_cores
 from settings.fields import AUTO
 
 LOOK_SECONDS = 2.0
@@ -60,17 +59,20 @@ def usage() -> Usage | None:
         times = psutil.cpu_times(percpu=True)
     except (OSError, RuntimeError, NotImplementedError, psutil.Error):
         return None
-    if hasattr(os, "sched_getaffinity"):
-        times = [time for core, time in enumerate(times) if core in os.sched_getaffinity(0)]
-    resting = ("idle", "iowait", "guest", "guest_nice")  # the times of guests are also counted as user and nice
-    busy = sum(
-        seconds for core in times for name, seconds in core._asdict().items() if name not in resting and seconds > 0
-    )
-    return Usage(time.monotonic(), busy, time.process_time()) if times else None
+    own = core_numbers()
+    resting = ("idle", "iowait", "guest", "guest_nice")  # The times of guests are also counted as user and nice.
+    busy = 0.0
+    for core, kinds in enumerate(times):
+        if core in own:
+            busy += sum(max(0.0, seconds) for kind, seconds in kinds._asdict().items() if kind not in resting)
+    return Usage(time.monotonic(), busy, time.process_time())
 
 
 class Threads:
     """The threads that torch and the compiled kernels use in this process."""
+
+    _left: float  # Cores that others left at the last look; infinite before the first.
+    _usage: Usage | None  # At the last look; None where the number of threads is fixed or the system tells nothing.
 
     def __init__(self, requested: int | str = AUTO, processes: int = 1, default: int | None = None) -> None:
         """
@@ -90,23 +92,23 @@ class Threads:
             self.most = max(1, int(self._quota))
             torch.set_num_threads(self.most)
         self.now = self.most
-        self._left: float | None = None
-        self._usage = None if self.is_fixed else usage()
+        self.look_anew()
 
     def follow(self) -> None:
         """Look, where it is time, and use as many threads as there are cores left. Called by the thread that computes."""
         if self.is_fixed or self._usage is None or self.most == 1:
             return
         seconds = time.monotonic() - self._usage.seconds
-        if self._left is None and seconds < LEAST_SECONDS:
-            time.sleep(LEAST_SECONDS - seconds)
-        elif self._left is not None and seconds < LOOK_SECONDS:
+        if math.isinf(self._left):
+            time.sleep(max(0.0, LEAST_SECONDS - seconds))
+        elif seconds < LOOK_SECONDS:
             return
-        before, self._usage = self._usage, usage()
+        before = self._usage
+        self._usage = usage()
         if self._usage is None:
             return
         left = min(self._quota, cores_left(before, self._usage, usable_cores(), self._processes))
-        self.now = fitting_threads(left, left if self._left is None else self._left, self.now, self.most)
+        self.now = fitting_threads(left, self._left, self.now, self.most)
         self._left = left
         import torch
 
@@ -115,7 +117,7 @@ class Threads:
 
     def look_anew(self) -> None:
         """Begin the first look now: what was worked until here, as by a child of this process, tells nothing of others."""
-        self._left = None
+        self._left = math.inf
         self._usage = None if self.is_fixed else usage()
 
 
@@ -153,9 +155,6 @@ def one_thread() -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    if before == 1 or not torch.backends.mkl.is_available():
-        yield
-        return
     torch.set_num_threads(1)
     try:
         yield

@@ -54,7 +54,25 @@ class GroupSum:
         return bool(self._failures.item())
 
 
-class Reducer:
+class OneProcess:
+    """What a `Reducer` does where there is one process: its gradients are final at once."""
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def start(self, weights: Weights) -> Weights:
+        """The weights whose gradients are final: these."""
+        return weights
+
+    def finish(self) -> Weights:
+        """No weights are under way."""
+        return []
+
+    def abort(self, order: Sequence[Weights], zero_gradients: Callable[[Weights], None]) -> None:
+        """Nobody waits for this process."""
+
+
+class Reducer(OneProcess):
     """Sums the gradients of weights over processes; they are final one block later.
 
     Args:

@@ -49,7 +49,7 @@ def compile_parts(backend: str = INDUCTOR) -> BlockParts:
     )
 
 
-def why_compiling_fails(device: torch.device) -> str:
+def compiler_failure(device: torch.device) -> str:
     """What torch says where its compiler, or a tool that this calls, fails on this machine; empty where it works."""
     _prepare_compiler()
     try:

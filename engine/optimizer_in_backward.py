@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from devices.base import is_host, traits_of
 from devices.kernels.calls import kernels_for
-from engine.all_reduce import Reducer, Weights
+from engine.all_reduce import OneProcess, Reducer, Weights
 from engine.loss_scaling import LossScaling
 from engine.optimizers import Optimizer, Step
 from engine.optimizers.base import row_chunks
@@ -53,7 +53,7 @@ class OptimizerInBackward:
         self.max_grad_norm = max_grad_norm
         self.scaling = scaling
         self.weight_store = weight_store or WeightStore(torch.float32)
-        self.reducer = reducer
+        self.reducer = reducer or OneProcess()
         # Clipping and a loss scale need the norm of all gradients before any weight changes.
         self.needs_norm = max_grad_norm > 0 or scaling is not None
         self.holds_gradients = self.needs_norm
@@ -70,8 +70,7 @@ class OptimizerInBackward:
         self._waited_before = self.weight_store.waited_seconds()
         self._held: list[nn.Parameter] = []
         self._norms: list[Tensor] = []
-        if self.reducer is not None:
-            self.reducer.begin()
+        self.reducer.begin()
 
     def apply(self, weights: Weights) -> None:
         """Take weights whose gradients this process has completed, and update those whose gradients are final.
@@ -79,7 +78,7 @@ class OptimizerInBackward:
         Raises:
             StepFailed: another process has failed.
         """
-        self._take(weights if self.reducer is None else self.reducer.start(weights))
+        self._take(self.reducer.start(weights))
 
     def finish(self, loss: Tensor) -> tuple[float, float]:
         """After backward: update what was held, unless a number is not finite.
@@ -91,14 +90,13 @@ class OptimizerInBackward:
         Raises:
             StepFailed: another process has failed.
         """
-        if self.reducer is not None:
-            self._take(self.reducer.finish())
+        self._take(self.reducer.finish())
         self._norms += _norms(_gradients(self._held))
-        total_norm = torch.linalg.vector_norm(torch.stack(self._norms)) if self._norms else torch.zeros_like(loss)
-        loss_value, norm = torch.stack([loss, total_norm]).tolist()
-        scale = 1.0 if self.scaling is None else self.scaling.scale
-        norm /= scale
-        factor = 1.0 / scale
+        # A step of no trained weight has norm 0.
+        total_norm = torch.linalg.vector_norm(torch.stack([torch.zeros_like(loss), *self._norms]))
+        loss_value, scaled_norm = torch.stack([loss, total_norm]).tolist()
+        factor = 1.0 / self._loss_scale()
+        norm = scaled_norm * factor
         if self.max_grad_norm:
             factor *= self.max_grad_norm / max(norm, self.max_grad_norm)
         if math.isfinite(loss_value) and math.isfinite(norm):
@@ -110,8 +108,10 @@ class OptimizerInBackward:
 
     def abort(self, order: Sequence[Weights], zero_gradients: Callable[[Weights], None]) -> None:
         """This process cannot finish the step: see `Reducer.abort`."""
-        if self.reducer is not None:
-            self.reducer.abort(order, zero_gradients)
+        self.reducer.abort(order, zero_gradients)
+
+    def _loss_scale(self) -> float:
+        return 1.0 if self.scaling is None else self.scaling.scale
 
     @property
     def waited_seconds(self) -> float:
@@ -155,7 +155,7 @@ def norm_of(tensors: Iterable[Tensor]) -> Tensor:
     Memory: on a CPU, a row chunk in fp32.
     """
     norms = _norms(list(tensors))
-    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]))
 
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:
@@ -167,14 +167,11 @@ def _norms(tensors: list[Tensor]) -> list[Tensor]:
     """L2 norms of the tensors or of their row chunks, fp32 scalars on their device."""
     if tensors and traits_of(tensors[0].device).is_multi_tensor:
         return list(torch._foreach_norm(tensors, 2, torch.float32))
-    return [norm for tensor in tensors for norm in _chunk_norms(tensor)]
+    return [norm for tensor in tensors for norm in _chunk_norms(torch.atleast_1d(tensor))]
 
 
-def _chunk_norms(tensor: Tensor) -> Iterator[Tensor]:
-    """L2 norms of row chunks where torch would widen a whole narrow matrix to form its norm, else of the whole."""
+def _chunk_norms(tensor: Tensor) -> list[Tensor]:
+    """L2 norms of row chunks: of a narrow matrix torch would make a wide copy to form the norm of the whole."""
     if compiled := kernels_for(tensor):
-        yield torch.tensor(compiled.square_sum(tensor) ** 0.5)
-        return
-    is_widened = is_host(tensor) and tensor.dtype != torch.float32 and tensor.dim() > 0
-    for part in (tensor[rows] for rows in row_chunks(tensor)) if is_widened else (tensor,):
-        yield torch.linalg.vector_norm(part, dtype=torch.float32)
+        return [torch.tensor(compiled.square_sum(tensor) ** 0.5)]
+    return [torch.linalg.vector_norm(tensor[rows], dtype=torch.float32) for rows in row_chunks(tensor)]

@@ -9,19 +9,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from data.batches.collate import Batch
-from devices.base import Device, form_scores, placed_together
+from data.batches.collate import Batch, PreferenceBatch, flat_labels
+from devices.base import Device, form_scores, has_fused, place, placed_together
 from devices.malloc import HeapTrimmer
 from devices.threads import follow_machine
 from engine.all_reduce import StepFailed
 from engine.blockwise import Blockwise, Schedule
-from engine.micro_batches import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import Step
+from limits import filled_tokens
 from memory.cleanup import drop_frames
+from memory.estimate.shapes import Sizes
 from memory.estimate.workload import ExecutionPlan
+from model.attention import attends_compiled
+from model.loss import IGNORED
+from model.micro_batch import MicroBatch, label_rows
+from model.rows import Rows, dense_sides
+from settings.declared import T5ModelConfig
 
 
 @dataclass(eq=False)
@@ -125,3 +133,59 @@ class NotFinite(NamedTuple):
     """The loss or a gradient is inf or nan, and any process may have changed weights by it."""
 
     has_changed_weights: bool
+
+
+# --- what goes through the model
+
+
+def to_micro_batch(batch: Batch, shape: T5ModelConfig, device: torch.device, sizes: Sizes = ((), ())) -> MicroBatch:
+    """Lay a padded batch out as the device attends to it: end to end for compiled kernels, elsewhere in groups of like length.
+
+    Args:
+        shape: whose token ids of padding and start are used.
+        sizes: what source and target are filled up to where rows lie end to end (`limits.filled_tokens`), with tokens that no
+            row sees and no label judges, so that products meet few sizes.
+    """
+    keys = torch.from_numpy(np.ascontiguousarray(batch.keys))
+    answers = len(batch.target_lengths) // len(batch.input_lengths)
+    sources = tuple(batch.input_lengths.tolist())
+    targets = sources if batch.reads_inputs else tuple(batch.target_lengths.tolist())
+    if attends_compiled(shape.d_kv, device):
+        source = _end_to_end(sources, keys, sizes[0])
+        target = _end_to_end(targets, keys.repeat(answers), sizes[1])
+    else:
+        source, target = dense_sides(sources, targets, keys, few_shapes=not has_fused(device))
+    ids = torch.from_numpy(batch.input_ids)
+    if batch.reads_inputs:
+        target = source
+        written = ids
+        labels = torch.from_numpy(flat_labels(batch))
+    else:
+        written = torch.from_numpy(batch.labels)
+        labels = label_rows(target).flatten(written, IGNORED)
+    # A decoder reads what it writes, behind the start token.
+    decoder_ids = torch.full_like(written, shape.start_token_id)
+    decoder_ids[:, 1:] = written[:, :-1].masked_fill(written[:, :-1] == IGNORED, shape.pad_token_id)
+    on_host = source.flatten(ids, shape.pad_token_id), target.flatten(decoder_ids, shape.pad_token_id)
+    reference = None
+    if isinstance(batch, PreferenceBatch) and batch.reference is not None:
+        reference = torch.from_numpy(batch.reference)
+    micro_batch = MicroBatch(
+        place(on_host[0], device),
+        place(on_host[1], device),
+        place(labels, device),
+        source,
+        target,
+        answers,
+        reference,
+        None if device.type == "cpu" else on_host,
+    )
+    if source.groups:  # What attention and loss need to know of where rows lie goes to the device with the ids.
+        source.is_padding(device)
+        target.token_index(device, micro_batch.label_rows.num_tokens)
+    return micro_batch
+
+
+def _end_to_end(lengths: tuple[int, ...], keys: Tensor, sizes: tuple[int, ...]) -> Rows:
+    tokens = sum(lengths)
+    return Rows(lengths, keys, filled_tokens(tokens, sizes) - tokens)

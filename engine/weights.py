@@ -72,13 +72,11 @@ class WeightStore:
         For generation, where a block sees a few tokens, and for the head. On a CPU narrow weights stay in the storage dtype:
         products widen them in pieces, at less cost than a copy of all.
         """
-        found = list(weights)
-        # adapters and bias tables are stored in fp32
-        cast = [w for w in found if w.dim() == 2 and w.dtype != self.compute_dtype]
-        is_narrow = bool(cast) and all(
-            w.device.type == "cpu" and w.dtype.itemsize < self.compute_dtype.itemsize for w in cast
-        )
-        return nullcontext() if is_narrow else self.in_compute_dtype(found)
+        used = list(weights)
+        # Norms are small, and adapters and bias tables are stored in fp32.
+        widths = {w.dtype.itemsize for w in used if w.dim() == 2 and w.dtype != self.compute_dtype and w.is_cpu}
+        is_narrow = bool(widths) and max(widths) < self.compute_dtype.itemsize
+        return nullcontext() if is_narrow else self.in_compute_dtype(used)
 
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
         """The dtype that a weight is computed in, and that its gradient has."""

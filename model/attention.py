@@ -119,7 +119,7 @@ class PositionBias(nn.Module):
         assert self._buckets is not None
         _, buckets, members, ahead = self._buckets
         bias: Tensor = _Lookup.apply(self.table, buckets, members)
-        return bias if self.bidirectional else bias + ahead
+        return bias + ahead
 
 
 def attend(
@@ -153,6 +153,14 @@ class Attention(nn.Module):
         self.k = Linear(config.d_model, inner)
         self.v = Linear(config.d_model, inner)
         self.o = Linear(inner, config.d_model)
+
+    def make_below_each_other(self, device: torch.device | str, dtype: torch.dtype) -> set[nn.Parameter]:
+        """Make the matrices of queries, keys and values parts of one, so that one product serves all (`joined_product`)."""
+        inner, width = self.q.weight.shape
+        whole = torch.empty(3 * inner, width, device=device, dtype=dtype)
+        for linear, part in zip((self.q, self.k, self.v), whole.chunk(3), strict=True):
+            linear.weight = nn.Parameter(part)
+        return {self.q.weight, self.k.weight, self.v.weight}
 
     def heads(self, x: Tensor) -> Tensor:
         """(N, H K) -> (N, H, K), a view; of products beside each other, the heads of all."""

@@ -13,7 +13,7 @@ Shapes: N tokens, D d_model, I inner width of attention, F d_ff. Weights as in `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -41,15 +41,11 @@ HASH_1 = 0x7FEB352D
 HASH_2 = 0x846CA68B - 2**32
 
 
-def place_dropout_keys(rows: Rows, blocks: Iterable[Block], device: torch.device) -> Tensor:
-    """(blocks, 4, 2) int32 on the device: 64 bits for each site of each block."""
+def place_dropout_keys(rows: Rows, sites: Sequence[int], is_decoder: bool, device: torch.device) -> Tensor:
+    """(blocks, 4, 2) int32 on the device: 64 bits for each of the four sites of each block, whose own sites are given."""
     assert rows.keys is not None, "dropout needs a key for every row"
-    strides = torch.tensor(
-        [
-            [stride(block.site + offset + 1) for offset in (DECODER_OFFSETS if block.is_decoder else ENCODER_OFFSETS)]
-            for block in blocks
-        ]
-    )
+    offsets = DECODER_OFFSETS if is_decoder else ENCODER_OFFSETS
+    strides = torch.tensor([[stride(site + offset + 1) for offset in offsets] for site in sites])
     keys = mix_by_torch(rows.keys[0] + strides)
     return place(keys.view(torch.int32).view(*strides.shape, 2), device)
 
@@ -209,15 +205,11 @@ def _inner(gated: Tensor | None, linear: Tensor, activation: str) -> Tensor:
 
 
 def _activated(x: Tensor, activation: str) -> Tensor:
-    if activation == "relu":
-        return F.relu(x)
     return F.gelu(x, approximate="tanh") if activation == "gelu" else F.silu(x)
 
 
 def _slope(x: Tensor, activation: str) -> Tensor:
     """The derivative of an activation."""
-    if activation == "relu":
-        return (x > 0).to(x.dtype)
     if activation == "gelu":
         tanh = torch.tanh(GELU_FACTOR * (x + 0.044715 * x**3))
         return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * GELU_FACTOR * (1 + 3 * 0.044715 * x**2)

@@ -122,21 +122,22 @@ class _Call:
             return None
         return F.pad(self.bias, (reach - 1 - self.bias.shape[1] // 2,) * 2).contiguous()
 
-    def add_to_bias(self, total: Tensor | None, part: Tensor | None) -> None:
+    def add_to_bias(self, total: Tensor, part: Tensor) -> None:
         """Add the gradient of a cut or filled-up bias (H, R')."""
-        if total is not None and part is not None:
-            zero, other = total.shape[1] // 2, part.shape[1] // 2
-            reach = min(zero, other)
-            total[:, zero - reach : zero + reach + 1] += part[:, other - reach : other + reach + 1]
+        zero = total.shape[1] // 2
+        other = part.shape[1] // 2
+        reach = min(zero, other)
+        total[:, zero - reach : zero + reach + 1] += part[:, other - reach : other + reach + 1]
 
     def attend_short(self, tensors: dict[str, Tensor], dbias: Tensor | None = None) -> None:
         """All short rows; `tensors`: out, or grad, dq, dk and dv. Adds to the gradient of the bias (H, R)."""
         short = self.short
         if short is None:
             return
-        # gradients of the bias are summed apart in parts of the rows, whatever the number of threads
-        bias, parts = self.widened(short.longest), min(PARTS, len(short.rows))
-        sums = None if dbias is None or bias is None else bias.new_zeros(parts, *bias.shape)
+        bias = self.widened(short.longest)
+        # Gradients of the bias are summed apart in parts of the rows, whatever the number of threads.
+        parts = min(PARTS, len(short.rows))
+        sums = None if dbias is None else dbias.new_zeros(parts, len(dbias), 2 * short.longest - 1)
         self.kernels.attend_rows(
             q=self.q, k=self.k, v=self.v, bias=bias, dbias=sums, **short.places,
             row_keys=None if self.row_keys is None else self.row_keys[short.rows],
@@ -144,7 +145,8 @@ class _Call:
             distances=2 * short.longest - 1, longest=short.longest, parts=parts, threshold=self.dropout.threshold,
             is_backward="grad" in tensors, scale=self.dropout.scale, **tensors,
         )  # fmt: skip
-        self.add_to_bias(dbias, None if sums is None else sums.sum(0))
+        if dbias is not None and sums is not None:
+            self.add_to_bias(dbias, sums.sum(0))
 
     def groups(self, long: _Long) -> Iterator[range]:
         """The heads of each tile of a long row."""
@@ -209,7 +211,7 @@ class _Call:
     def attend_long_back(self, long: _Long, grad: Tensor, grads: tuple[Tensor, ...], dbias: Tensor | None) -> None:
         """Write the gradients of a long row's q, k and v, and add that of its bias (H, R)."""
         bias = self.widened(long.reach)
-        sums = None if dbias is None or bias is None else torch.zeros_like(bias)
+        sums = None if dbias is None else dbias.new_zeros(len(dbias), 2 * long.reach - 1)
         for heads in self.groups(long):
             k, v = self.gather(self.k, long.keys, heads), self.gather(self.v, long.keys, heads)
             dk, dv = torch.empty_like(k), torch.empty_like(v)
@@ -225,7 +227,8 @@ class _Call:
                 _add_product(dk, dweights.transpose(1, 2), q, part.start == 0)
             self.put(dk, grads[1], long.keys, heads)
             self.put(dv, grads[2], long.keys, heads)
-        self.add_to_bias(dbias, sums)
+        if dbias is not None and sums is not None:
+            self.add_to_bias(dbias, sums)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:

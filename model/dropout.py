@@ -124,8 +124,25 @@ class Dropout:
         return torch.native_dropout(x, self.rate, True)[0]
 
     def of_relu(self, x: Tensor) -> Tensor:
-        """Dropout of max(x, 0) as torch draws it; x is overwritten. Memory: one output, which is all that backward needs."""
-        return _DropReLU.apply(x, self.rate)  # type: ignore[no-any-return,no-untyped-call]
+        """Dropout of max(x, 0); x is overwritten. Memory: one output; where torch draws, that is all that backward needs."""
+        if self.active and not self.is_compiled(x):
+            return _DropReLU.apply(x, self.rate)  # type: ignore[no-any-return,no-untyped-call]
+        return self(_ReLU.apply(x))
+
+
+class _ReLU(torch.autograd.Function):
+    """max(x, 0), in place on x and, on the way back, in place on the gradient: both are products that nothing else reads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x.relu_())
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward.grad_input(grad, y, 0, grad_input=grad)  # type: ignore[no-any-return]
 
 
 class _DropTokens(torch.autograd.Function):

@@ -278,7 +278,8 @@ def save(model: T5, folder: str | Path, held: WithWeights = in_place) -> None:
     Memory: one tensor where the weights are not on the CPU, else nothing.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    names = published_names(model.config)
+    config = model.config
+    names = published_names(config)
     weights = {names[name]: parameter for name, parameter in model.named_parameters()}
     assert not any(map(is_int4, weights.values())), "a base in int4 is made anew from its folder"
     scales = {name + SCALE: scale_of(weight) for name, weight in weights.items() if is_int8(weight)}
@@ -290,4 +291,4 @@ def save(model: T5, folder: str | Path, held: WithWeights = in_place) -> None:
 
     tensors = {**weights, **scales}
     write_safetensors(tensors, Path(folder) / (INT8_FILE if scales else WEIGHTS_FILE), pieces)
-    write_config(model.config, folder, model.embedding.dtype)
+    write_config(config, folder, model.embedding.dtype)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from model.dropout import Dropout
 from model.loss import IGNORED
 from model.rows import Rows
-from settings.consistency import SEQUENCE
 from settings.declared import T5ModelConfig
 
 LABEL_SITES = 1 << 21  # the places of its dropout begin here
@@ -31,7 +30,7 @@ class LabelHead(nn.Module):
 
     def __init__(self, config: T5ModelConfig) -> None:
         super().__init__()
-        self.pooling = config.head_pooling if config.head == SEQUENCE else None
+        self.pooling = config.head_pooling if config.pools_rows else None
         self.dense = nn.Linear(config.d_model, config.d_model) if config.has_dense_head else None
         self.out = nn.Linear(config.d_model, config.num_labels)
 

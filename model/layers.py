@@ -34,7 +34,7 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor
         arguments = x, [x.shape[-1]], weight.to(x.dtype), epsilon
         if not x.is_meta:
             y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
-        else:  # where it would be taken apart before it can be counted
+        else:  # Where it would be taken apart before it can be counted.
             with torch._C._AutoDispatchBelowAutograd():
                 y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
         return y, inverse.view(-1, 1)
@@ -82,9 +82,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """x (N, D) -> (N, D) in `dtype`, or in that of x."""
-        if not torch.is_grad_enabled():  # a function of autograd costs more than the norm of a single token
-            return _rms_norm(x, self.weight, self.epsilon)[0].to(dtype or x.dtype)
-        return _RMSNorm.apply(x, self.weight, self.epsilon).to(dtype or x.dtype)  # type: ignore[no-any-return]
+        if torch.is_grad_enabled():
+            y: Tensor = _RMSNorm.apply(x, self.weight, self.epsilon)
+        else:  # A function of autograd costs more than the norm of a single token.
+            y = _rms_norm(x, self.weight, self.epsilon)[0]
+        return y.to(dtype or x.dtype)
 
 
 _adds_in_place = False
@@ -145,8 +147,16 @@ class _Product(torch.autograd.Function):
                 add_product(part, of_part, x)
         elif needs_weight:
             whole = add_product(None, grad, x)
+            # A view would be copied where autograd keeps it.
             grad_weights = [whole] if len(weights) == 1 else whole.split([len(w) for w in weights])
         return grad_x, None, *grad_weights
+
+
+def _product(x: Tensor, weights: Sequence[Tensor], graph_only: bool = False) -> Tensor:
+    """`_Product`, without what autograd costs where nothing is differentiated."""
+    if not torch.is_grad_enabled():
+        return product(x, _whole(weights))
+    return _Product.apply(x, graph_only, *weights)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def weight_gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor | None:
@@ -191,7 +201,7 @@ class Linear(nn.Module):
         Args:
             graph_only: nothing reads the result, only backward passes through: zeros stand for it, without a product.
         """
-        y = _Product.apply(x, graph_only, self.weight) if torch.is_grad_enabled() else product(x, self.weight)
+        y = _product(x, (self.weight,), graph_only)
         return y if self.adapter is None else self.adapter(x, y, dropout)
 
 
@@ -202,31 +212,14 @@ def joined_product(x: Tensor, linears: Sequence[Linear]) -> Tensor | None:
     or that do not lie below each other in memory.
     """
     weights = [linear.weight for linear in linears]
-    if is_host(x) or any(linear.adapter is not None for linear in linears) or weights[0].dtype != x.dtype:
+    forms = {(linear.weight.dtype, linear.weight.requires_grad, linear.adapter) for linear in linears}
+    if is_host(x) or forms != {(x.dtype, weights[0].requires_grad, None)} or as_one(weights, 0) is None:
         return None
-    whole = as_one(weights, 0) if len({weight.requires_grad for weight in weights}) == 1 else None
-    if whole is None or not torch.is_grad_enabled():
-        return None if whole is None else product(x, whole)
-    return _Product.apply(x, False, *weights)  # type: ignore[no-any-return,no-untyped-call]
-
-
-class _ReLU(torch.autograd.Function):
-    """max(x, 0), in place on x and, on the way back, in place on the gradient: both are products that nothing else reads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.mark_dirty(x)
-        ctx.save_for_backward(x.relu_())
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward.grad_input(grad, y, 0, grad_input=grad)  # type: ignore[no-any-return]
+    return _product(x, weights)
 
 
 class _Scaled(torch.autograd.Function):
-    """x times `scale` (1,) fp32, in place both ways, as `_ReLU`."""
+    """x times `scale` (1,) fp32, in place both ways, as products that nothing else reads."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
@@ -304,33 +297,31 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, dropout: Dropout, graph_only: bool = False) -> Tensor:
         """x (N, D) -> (N, D), by way of (N, F); of an fp16 x in fp32. `graph_only` as in `Linear`."""
-        inner = (self.gate or self.wi)(x, dropout.of_adapter(5))
-        inverse, is_fp16 = None, x.dtype == torch.float16
-        if self.gate is None and is_fp16:
-            scale, inverse = fp16_scale(_longest_row(inner))
-            inner = _Scaled.apply(inner, scale)
-        if self.activation == "relu" and self.gate is None and dropout.active and not dropout.is_compiled(inner):
-            inner = dropout.of_relu(inner)
+        if x.dtype == torch.float16:
+            return self._in_fp16(x, dropout, graph_only)
+        if self.gate is None:
+            inner = dropout.of_relu(self.wi(x, dropout.of_adapter(5)))
         else:
-            inner = self._activate(inner)
-            if self.gate is not None:
-                linear = self.wi(x, dropout.of_adapter(6))
-                if is_fp16:
-                    largest = torch.linalg.vector_norm(inner.detach(), torch.inf)
-                    scale, inverse = fp16_scale(_longest_row(linear) * largest)
-                    inner = _Scaled.apply(inner, scale)
-                inner = inner * linear
-            inner = dropout(inner)
-        of_adapter = dropout.of_adapter(7)
-        if inverse is None:
-            return self.wo(inner, of_adapter, graph_only)
+            gate = self._activate(self.gate(x, dropout.of_adapter(5)))
+            inner = dropout(gate * self.wi(x, dropout.of_adapter(6)))
+        return self.wo(inner, dropout.of_adapter(7), graph_only)  # type: ignore[no-any-return]
+
+    def _in_fp16(self, x: Tensor, dropout: Dropout, graph_only: bool) -> Tensor:
+        if self.gate is None:
+            linear = self.wi(x, dropout.of_adapter(5))
+            scale, inverse = fp16_scale(_longest_row(linear))
+            inner = dropout.of_relu(_Scaled.apply(linear, scale))
+        else:
+            gate = self._activate(self.gate(x, dropout.of_adapter(5)))
+            linear = self.wi(x, dropout.of_adapter(6))
+            largest = torch.linalg.vector_norm(gate.detach(), torch.inf)
+            scale, inverse = fp16_scale(_longest_row(linear) * largest)
+            inner = dropout(_Scaled.apply(gate, scale) * linear)
         if self.wo.adapter is None:
             return _Fp16Product.apply(inner, self.wo.weight, inverse, graph_only)  # type: ignore[no-any-return]
         y = _Fp16Product.apply(inner, self.wo.weight, None, graph_only)
-        return self.wo.adapter(inner, y, of_adapter) * inverse  # type: ignore[no-any-return]
+        return self.wo.adapter(inner, y, dropout.of_adapter(7)) * inverse  # type: ignore[no-any-return]
 
     def _activate(self, x: Tensor) -> Tensor:
-        if self.activation == "relu":
-            return _ReLU.apply(x) if torch.is_grad_enabled() else x.relu_()  # type: ignore[no-any-return]
-        # the published checkpoints were trained with the tanh form of GELU
+        # The published checkpoints were trained with the tanh form of GELU.
         return F.gelu(x, approximate="tanh") if self.activation == "gelu" else F.silu(x)

@@ -38,6 +38,11 @@ class LossSettings:
     label_smoothing: float = 0.0
 
 
+def count_labels(labels: Tensor) -> Tensor:
+    """How many of these carry a loss: classes or tokens that are not IGNORED, or numbers that are not nan."""
+    return (~labels.isnan() if labels.is_floating_point() else labels != IGNORED).sum()
+
+
 def sum_of(losses: Tensor) -> Tensor:
     """The sum of token losses (N,), the same bits with any number of threads."""
     if not is_host(losses) or len(losses) <= SUMMED_TOKENS:
@@ -124,10 +129,8 @@ def loss_and_gradients(
         losses, gradient = _chunk(chunk, head, labels[start : start + step], settings, scale, part)
         total += sum_of(losses)
         grad_hidden[start : start + step] = product_back(gradient, head)
-        if grad_head is not None and grad_head.dtype == gradient.dtype:
+        if grad_head is not None:
             add_product(grad_head, gradient, chunk)
-        elif grad_head is not None:
-            grad_head += add_product(None, gradient, chunk)
         if rows is not None and rows[1].grad is not None:
             rows[1].grad += add_product(None, gradient[:, rows[0] : rows[0] + len(rows[1])], chunk)
         del gradient  # before the next chunk's logits are made

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from model.loss import IGNORED
+from model.loss import count_labels
 from model.row_groups import padded_size
 from model.rows import Rows
+
+
+class Side(NamedTuple):
+    """What encoder or decoder reads: ids (N,) on the device, and on the host where they were kept there; their layout."""
+
+    ids: Tensor
+    rows: Rows
+    host_ids: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,14 @@ class MicroBatch:
         """What the loss is averaged over: labels that carry one, or pairs of answers."""
         if self.answers > 1:
             return len(self.source.lengths)
-        return int((~self.labels.isnan() if self.labels.is_floating_point() else self.labels != IGNORED).sum())
+        return int(count_labels(self.labels))
+
+    def side(self, is_decoder: bool) -> Side:
+        """What the encoder reads, or the decoder."""
+        source_ids, target_ids = self.host_ids or (None, None)
+        if is_decoder:
+            return Side(self.decoder_ids, self.target, target_ids)
+        return Side(self.input_ids, self.source, source_ids)
 
     @cached_property
     def label_rows(self) -> Rows:

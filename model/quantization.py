@@ -191,6 +191,12 @@ def rows_of(table: Tensor) -> TableRows | None:
     return getattr(table, _ROWS, None)
 
 
+def parts_of(table: nn.Parameter) -> list[nn.Parameter]:
+    """A table, and the rows that stand in place of some of its own."""
+    rows = rows_of(table)
+    return [table] if rows is None else [table, rows[1]]
+
+
 def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows `ids` (N,) of a table (V, D) in `dtype`: (N, D). Differentiable where the table is trained."""
     x = dequantize(table, dtype, ids) if is_int8(table) else F.embedding(ids, table).to(dtype)
@@ -288,7 +294,7 @@ def _back_by_columns(grad: Tensor, weight: Tensor) -> Tensor:
 
 def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """left^T right: (N, n) and (N, m) -> (n, m), added to `total` in place where there is one."""
-    step = traits_of(left.device).largest_inner or len(left)
+    step = traits_of(left.device).terms_of_sums(len(left))
     for part, of_part in zip(left.split(step), right.split(step), strict=True):
         total = part.t() @ of_part if total is None else total.addmm_(part.t(), of_part)
     assert total is not None
@@ -297,13 +303,13 @@ def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
 
 def is_split(x: Tensor, terms: int) -> bool:
     """Whether a product's sums of so many terms are too long for one product on this device."""
-    return terms > (traits_of(x.device).largest_inner or terms)
+    return terms > traits_of(x.device).terms_of_sums(terms)
 
 
 def _pieces(weight: Tensor) -> list[slice]:
     """The rows of a matrix that a product widens at a time: all of them where there is no cache to stay in, but no more than
     the device adds up."""
-    way = traits_of(weight.device)
-    widest = max(LEAST_WIDENED, WIDENED_ELEMENTS // shape_of(weight)[1])  # x is read, or added to, once a piece
-    rows = widest if way.is_host else way.largest_inner or len(weight)
+    traits = traits_of(weight.device)
+    widest = max(LEAST_WIDENED, WIDENED_ELEMENTS // shape_of(weight)[1])  # x is read, or added to, once a piece.
+    rows = widest if traits.is_host else traits.terms_of_sums(len(weight))
     return [slice(start, start + rows) for start in range(0, len(weight), rows)]

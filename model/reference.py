@@ -25,9 +25,14 @@ class T5Reference(nn.Module):
     def __init__(self, config: T5ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.start_token_id = config.start_token_id
+        self.pad_token_id = config.pad_token_id
+        self.output_scale = (
+            config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
+        )  # Later versions do not scale.
         self.embedding = nn.Parameter(torch.randn(config.vocab_size, config.d_model))
-        self.encoder = Stack(config, is_decoder=False)
-        self.decoder = Stack(config, is_decoder=True)
+        self.encoder = Stack(config, config.num_layers, is_decoder=False)
+        self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
         tied = config.tie_word_embeddings
         self.head = None if tied else nn.Parameter(torch.randn(config.vocab_size, config.d_model))
 
@@ -53,22 +58,19 @@ class T5Reference(nn.Module):
     def decode(self, decoder_input_ids: Tensor, encoded: Tensor, attention_mask: Tensor) -> Tensor:
         """Scores of every next token: (B, T, V)."""
         hidden = self.decoder(F.embedding(decoder_input_ids, self.embedding), None, encoded, attention_mask == 0)
-        if self.config.scale_decoder_outputs:  # T5 1.0; later versions do not scale
-            hidden = hidden * self.config.d_model**-0.5
-        return hidden @ (self.embedding if self.head is None else self.head).T
+        return hidden * self.output_scale @ (self.embedding if self.head is None else self.head).T
 
     def shift_right(self, labels: Tensor) -> Tensor:
         """What the decoder reads to predict labels (B, T): the start token, then all labels but the last."""
-        start = labels.new_full((len(labels), 1), self.config.start_token_id)
-        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, self.config.pad_token_id)], 1)
+        start = labels.new_full((len(labels), 1), self.start_token_id)
+        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, self.pad_token_id)], 1)
 
 
 class Stack(nn.Module):
     """Blocks over one residual stream, and a norm behind the last."""
 
-    def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
+    def __init__(self, config: T5ModelConfig, count: int, is_decoder: bool) -> None:
         super().__init__()
-        count = config.num_decoder_layers if is_decoder else config.num_layers
         self.bias = None if config.bias_in_every_layer else PositionBias(config, is_decoder)
         self.blocks = nn.ModuleList(Block(config, is_decoder) for _ in range(count))
         self.final_norm = RMSNorm(config)

@@ -83,7 +83,7 @@ def inner_width(c: T5ModelConfig) -> int:
 def weights(c: T5ModelConfig) -> Iterator[Weight]:
     """Every weight of a model, in the order of `T5.named_parameters`."""
     yield Weight("embedding", "shared.weight", (c.vocab_size, c.d_model), "embedding")
-    if c.is_text and not c.tie_word_embeddings:
+    if c.has_own_table:
         yield Weight("head", "lm_head.weight", (c.vocab_size, c.d_model), "head")
     for stack, count in stacks_of(c).items():
         if not c.bias_in_every_layer:
@@ -195,8 +195,12 @@ def targets_of(c: T5ModelConfig) -> tuple[str, ...]:
 
 def asked_targets(c: T5ModelConfig, asked: str) -> tuple[str, ...]:
     """The words of the setting `lora_targets`, which may name none of this model's."""
-    words = tuple(word.strip() for word in asked.split(",") if word.strip())
-    return {AUTO: ("q", "v"), ALL: targets_of(c)}.get(asked, words)
+    return {AUTO: ("q", "v"), ALL: targets_of(c)}.get(asked, words_of(asked))
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a setting that are separated by commas."""
+    return tuple(filter(None, map(str.strip, text.split(","))))
 
 
 def adapter_weights(c: T5ModelConfig, rank: int, targets: Collection[str]) -> Iterator[Weight]:

@@ -28,7 +28,7 @@ from model.dropout import Dropout
 from model.label_head import LabelHead, label_loss
 from model.layers import FeedForward, RMSNorm, residual_dtype
 from model.lora.form import AdapterInfo
-from model.loss import IGNORED, LossSettings, MeanLoss
+from model.loss import IGNORED, LossSettings, MeanLoss, count_labels
 from model.quantization import embed, is_int8, product
 from model.rows import Rows, side_by_side
 from model.shapes import Role, inner_width, weights
@@ -58,9 +58,9 @@ def in_place(weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
 class Block(nn.Module):
     """Self-attention, in the decoder attention to the encoder's output, and feed-forward: x + f(norm(x)) each."""
 
-    def __init__(self, config: T5ModelConfig, index: int, is_decoder: bool) -> None:
+    def __init__(self, config: T5ModelConfig, site: int, is_decoder: bool) -> None:
         super().__init__()
-        self.site = (DECODER_SITES if is_decoder else 0) + (index + 1) * SITES_PER_BLOCK
+        self.site = site
         self.is_decoder = is_decoder
         self.attention_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.attention = Attention(config)
@@ -102,15 +102,16 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """A row of blocks, the position bias that they share (none in UMT5), and the norm after the last."""
 
-    def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
+    def __init__(self, config: T5ModelConfig, count: int, is_decoder: bool) -> None:
         super().__init__()
-        count = config.num_decoder_layers if is_decoder else config.num_layers
+        self.is_decoder = is_decoder
         self.site = DECODER_SITES if is_decoder else 0
-        # factor on the decoder's hidden states before the head: d_model^-0.5 in T5 1.0, 1 elsewhere
-        is_scaled = config.scale_decoder_outputs and config.is_text
-        self.output_scale = (config.d_model**-0.5 if is_scaled else 1.0) if is_decoder else None
+        # A factor on the decoder's hidden states before the head: d_model^-0.5 in T5 1.0, none elsewhere.
+        is_scaled = is_decoder and config.scales_outputs
+        self.output_scale = config.d_model**-0.5 if is_scaled else None
         self.bias = None if config.bias_in_every_layer else PositionBias(config, bidirectional=not is_decoder)
-        self.blocks = nn.ModuleList(Block(config, index, is_decoder) for index in range(count))
+        sites = range(self.site + SITES_PER_BLOCK, self.site + (count + 1) * SITES_PER_BLOCK, SITES_PER_BLOCK)
+        self.blocks = nn.ModuleList(Block(config, site, is_decoder) for site in sites)
         self.final_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def enter(self, x: Tensor, dropout: Dropout) -> Tensor:
@@ -155,43 +156,39 @@ class T5(nn.Module):
     Memory: the weights.
     """
 
-    decoder: Stack  # None in an encoder: `stacks` has those that there are
+    decoder: Stack  # An encoder has none: `stacks` has those that there are.
 
     def __init__(
         self, config: T5ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
         self.config = config
+        self.d_kv = config.d_kv
+        self.dropout_rate = config.dropout_rate
         self.adapter_dropout = 0.0  # share dropped of what adapters read, in training; see `model.lora.adapter`
         self.token_rows: TokenRows | None = None  # of tokens that learn beside adapters
         self.adapter_info: AdapterInfo | None = None  # form and base of the adapters that are on
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
-            self.encoder = Stack(config, is_decoder=False)
-            self.decoder = Stack(config, is_decoder=True) if config.num_decoder_layers else None  # type: ignore[assignment]
-            is_tied = config.tie_word_embeddings or not config.is_text
-            self.head = None if is_tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+            self.encoder = Stack(config, config.num_layers, is_decoder=False)
+            if config.num_decoder_layers:
+                self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
+            self.head = nn.Parameter(torch.empty(config.vocab_size, config.d_model)) if config.has_own_table else None
             self.label_head = LabelHead(config) if config.num_labels else None
+        is_host = traits_of(torch.device(device)).is_host
         stacked = set[nn.Parameter]()
-        for attention in (module for module in self.modules() if isinstance(module, Attention)):
-            if not traits_of(torch.device(device)).is_host:  # below each other: one product for all (`model.layers`)
-                three = attention.q, attention.k, attention.v
-                whole = torch.empty(3 * inner_width(config), config.d_model, device=device, dtype=dtype)
-                for linear, part in zip(three, whole.chunk(3), strict=True):
-                    linear.weight = nn.Parameter(part)
-                    stacked.add(linear.weight)
         for module in self.modules():
-            small = isinstance(module, (RMSNorm, PositionBias, nn.Linear))
+            if isinstance(module, Attention) and not is_host:
+                stacked |= module.make_below_each_other(device, dtype)
+            own_dtype = torch.float32 if isinstance(module, (RMSNorm, PositionBias, nn.Linear)) else dtype
             for name, weight in list(module.named_parameters(recurse=False)):
-                if weight in stacked:
-                    continue
-                made = torch.empty(weight.shape, device=device, dtype=torch.float32 if small else dtype)
-                setattr(module, name, nn.Parameter(made))
+                if weight not in stacked:
+                    setattr(module, name, nn.Parameter(torch.empty(weight.shape, device=device, dtype=own_dtype)))
 
     @property
     def stacks(self) -> dict[str, Stack]:
         """Encoder, and decoder unless there is none."""
-        return {"encoder": self.encoder, **({"decoder": self.decoder} if self.config.num_decoder_layers else {})}
+        return {name: module for name, module in self.named_children() if isinstance(module, Stack)}
 
     @property
     def output_weight(self) -> nn.Parameter:
@@ -224,7 +221,7 @@ class T5(nn.Module):
     def _draw(self, weight: nn.Parameter, role: Role, seed: int) -> None:
         """Fill a matrix in row chunks: the fp32 draw is never whole in memory."""
         generator = torch.Generator().manual_seed(seed)
-        deviation = self._initial_deviation(role) * self.config.initializer_factor
+        deviation = self._initial_deviation(role)
         step = max(1, DRAWN_ELEMENTS // weight.shape[1])
         for rows in weight.split(step):
             rows.copy_(torch.randn(rows.shape, generator=generator) * deviation)
@@ -237,12 +234,14 @@ class T5(nn.Module):
             "o": inner_width(c) ** -0.5,
             "wo": c.d_ff**-0.5,
         }
-        return deviations.get(role, c.d_model**-0.5)
+        return deviations.get(role, c.d_model**-0.5) * c.initializer_factor
 
     def shift_right(self, labels: Tensor) -> Tensor:
         """Decoder input for labels (B, T): the start token, then all labels but the last; ignored labels become padding."""
-        start = labels.new_full((labels.shape[0], 1), self.config.start_token_id)
-        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.config.pad_token_id)], 1)
+        c = self.config
+        shifted = labels.roll(1, 1)
+        shifted[:, 0] = c.start_token_id
+        return shifted.masked_fill(shifted == IGNORED, c.pad_token_id)
 
     def encode(self, ids: Tensor, rows: Rows, rate: float = 0.0) -> Tensor:
         """Encoder output (N, D) of ids (N,)."""
@@ -275,13 +274,13 @@ class T5(nn.Module):
             raise ValueError("the model has no head over labels")
         rows = self._rows(input_ids, attention_mask, rate)
         hidden = self.encode(rows.flatten(input_ids), rows, rate)
-        if self.config.num_decoder_layers:
+        if len(self.stacks) > 1:
             hidden = self.decode(rows.flatten(self.shift_right(input_ids)), hidden, rows, rows, rate)
         logits: Tensor = self.label_head(hidden, rows, rate)
         if self.label_head.pooling is not None:
             return logits
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        return logits.new_zeros(*mask.shape, logits.shape[1]).masked_scatter(mask.bool().unsqueeze(2), logits)
+        padded = nn.utils.rnn.pad_sequence(logits.split(rows.lengths), batch_first=True)
+        return F.pad(padded, (0, 0, 0, input_ids.shape[1] - padded.shape[1]))
 
     def logits(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) fp32 of ids (B, S) and decoder ids (B, T); mask (B, S) ones, then zeros for padding."""
@@ -302,12 +301,11 @@ class T5(nn.Module):
         """
         if labels is None:
             raise ValueError("labels are needed for a loss; use logits() for outputs")
-        rate = self.config.dropout_rate if self.training else 0.0
+        rate = self.dropout_rate if self.training else 0.0
         if self.label_head is not None:
             labels = labels.reshape(-1)
-            count = (~labels.isnan() if labels.is_floating_point() else labels != IGNORED).sum().clamp(min=1)
             logits = self.label_logits(input_ids, attention_mask, rate)
-            return label_loss(logits.reshape(len(labels), -1), labels) / count
+            return label_loss(logits.reshape(len(labels), -1), labels) / count_labels(labels).clamp(min=1)
         hidden = self._target_rows(labels).tokens(
             self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
         )
@@ -331,6 +329,6 @@ class T5(nn.Module):
 
     def lay_out(self, lengths: tuple[int, ...], keys: Tensor | None = None) -> Rows:
         """Rows as this model attends to them, in their order: side by side, or for compiled kernels end to end."""
-        if attends_compiled(self.config.d_kv, self.embedding.device):
+        if attends_compiled(self.d_kv, self.embedding.device):
             return Rows(lengths, keys)
         return side_by_side(lengths, keys)

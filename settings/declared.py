@@ -147,6 +147,16 @@ class T5ModelConfig:
         return self.vocab_size * self.is_text
 
     @property
+    def scales_outputs(self) -> bool:
+        """Whether the decoder's hidden states are multiplied by d_model^-0.5 before they score tokens."""
+        return self.output_vocabulary > 0 and self.scale_decoder_outputs
+
+    @property
+    def has_own_table(self) -> bool:
+        """Whether its outputs are scores of tokens by a table that is not the embedding."""
+        return self.output_vocabulary > 0 and not self.tie_word_embeddings
+
+    @property
     def output_weights(self) -> str:
         """Which weights make the outputs: the embedding, or a head's own."""
         return "embedding" if self.output_vocabulary and self.tie_word_embeddings else "head"

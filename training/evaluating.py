@@ -8,7 +8,7 @@ from typing import cast
 
 from data.batches.collate import Batch
 from data.tokenizers.pieces import BROKEN
-from engine.micro_batches import to_micro_batch
+from engine.step import to_micro_batch
 from language import join, say
 from limits import SAMPLE_TOKENS
 from memory.answers import AnswerBatch, HeldModel

@@ -30,8 +30,8 @@ from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device
 from devices.malloc import tune_malloc
 from devices.threads import use_threads
-from engine.micro_batches import to_micro_batch
 from engine.optimizers import Step
+from engine.step import to_micro_batch
 from limits import SAMPLE_TOKENS
 from memory.cleanup import Cleaner
 from memory.estimate.shapes import MicroBatchRows

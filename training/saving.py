@@ -12,9 +12,8 @@ from itertools import chain
 import torch
 from loguru import logger
 
-from engine.micro_batches import to_micro_batch
 from engine.optimizer_in_backward import is_finite, norm_of
-from engine.step import Engine
+from engine.step import Engine, to_micro_batch
 from memory.cleanup import drop_frames
 from model.micro_batch import MicroBatch
 from training.checkpoints.content import write_checkpoint

@@ -51,10 +51,10 @@ def library(environ: Mapping[str, str] = os.environ) -> Path:
     name = f"kernels-{_digest(compiler, target, str(runtime))}.so"
     try:
         path = machine_file.place(environ).with_name(name)
+        if not _is_ours(path):
+            _compile(compiler, target, runtime, path)
     except OSError as error:
         raise NoKernels(say("the compiled kernels cannot be kept: {error}", error=error)) from None
-    if not _is_ours(path):
-        _compile(compiler, target, runtime, path)
     return path
 
 
@@ -92,19 +92,23 @@ def _ingredients(environ: Mapping[str, str]) -> tuple[Path, str, tuple[str, ...]
 
 def compiler_of(environ: Mapping[str, str]) -> str:
     """The C compiler: CC where it is set."""
-    for name in (environ["CC"],) if environ.get("CC") else COMPILERS:
-        if found := shutil.which(name):
-            return found
-    raise NoKernels(say("no C compiler was found (on Debian and Ubuntu: apt install gcc)"))
+    names = [environ["CC"]] if environ.get("CC") else COMPILERS
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        raise NoKernels(say("no C compiler was found (on Debian and Ubuntu: apt install gcc)"))
+    return path
 
 
 def openmp_runtime() -> Path:
     """The OpenMP runtime that torch loads."""
     spec = importlib.util.find_spec("torch")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        for near in (Path(folder) / "lib", Path(folder).parent / "torch.libs"):
-            if found := sorted(near.glob("libgomp*.so*")):
-                return found[0]
+    if spec is not None and spec.origin is not None:
+        folder = Path(spec.origin).parent
+        inside = sorted(folder.glob("lib/libgomp*.so*"))
+        beside = sorted(folder.parent.glob("torch.libs/libgomp*.so*"))
+        libraries = [*inside, *beside]
+        if libraries:
+            return libraries[0]
     raise NoKernels(say("torch brings no GNU OpenMP runtime along"))
 
 
@@ -137,22 +141,18 @@ def _is_ours(path: Path) -> bool:
 
 
 def _compile(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # of several processes one compiles, and the others find the file
-        with locked(
-            path.with_name("kernels.lock"), say("another process compiles the kernels: waiting until it is done")
-        ):
-            if _is_ours(path):
-                return
-            with atomic_file(path) as fresh, tempfile.TemporaryDirectory() as objects:
-                for name in SOURCES:
-                    _run([compiler, *FLAGS, *target, "-c", str(FOLDER / name), "-o", f"{objects}/{name}.o"])
-                made = [f"{objects}/{name}.o" for name in SOURCES]
-                _run([compiler, "-shared", *made, str(runtime), "-lm", "-o", str(fresh)])
-                fresh.chmod(0o755)
-    except OSError as error:
-        raise NoKernels(say("the compiled kernels cannot be kept: {error}", error=error)) from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    waiting = say("another process compiles the kernels: waiting until it is done")
+    # Of several processes one compiles, and the others find the file.
+    with locked(path.with_name("kernels.lock"), waiting):
+        if _is_ours(path):
+            return
+        with atomic_file(path) as fresh, tempfile.TemporaryDirectory() as objects:
+            for name in SOURCES:
+                _run([compiler, *FLAGS, *target, "-c", str(FOLDER / name), "-o", f"{objects}/{name}.o"])
+            made = [f"{objects}/{name}.o" for name in SOURCES]
+            _run([compiler, "-shared", *made, str(runtime), "-lm", "-o", str(fresh)])
+            fresh.chmod(0o755)
 
 
 def _run(command: list[str]) -> str:

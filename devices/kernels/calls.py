@@ -29,15 +29,20 @@ KINDS = (torch.float32, torch.bfloat16, torch.int8)  # of a matrix, in the order
 WIDEST_VECTOR = 16  # numbers
 
 
+def _fields(kind: type[Any], *names: str) -> list[tuple[str, type[Any]]]:
+    """Members of a structure that are of one kind."""
+    return [(name, kind) for name in names]
+
+
 class _Rows(Structure):
     """As `Rows` in attention.c."""
 
     _fields_ = (
-        [(name, c_void_p) for name in ("q", "k", "v", "grad", "out", "dq", "dk", "dv", "bias", "dbias")]
-        + [(name, c_void_p) for name in ("query_starts", "query_lengths", "key_starts", "key_lengths", "row_keys")]
-        + [(name, c_int32) for name in ("is_bf16", "num_rows", "heads", "width", "distances", "longest", "parts")]
-        + [(name, c_int32) for name in ("threshold", "is_backward", "threads")]
-        + [("scale", c_float)]
+        *_fields(c_void_p, "q", "k", "v", "grad", "out", "dq", "dk", "dv", "bias", "dbias"),
+        *_fields(c_void_p, "query_starts", "query_lengths", "key_starts", "key_lengths", "row_keys"),
+        *_fields(c_int32, "is_bf16", "num_rows", "heads", "width", "distances", "longest", "parts"),
+        *_fields(c_int32, "threshold", "is_backward", "threads"),
+        *_fields(c_float, "scale"),
     )
 
 
@@ -45,11 +50,10 @@ class _Tile(Structure):
     """As `Tile` in attention.c."""
 
     _fields_ = (
-        [(name, c_void_p) for name in ("scores", "weights", "used", "dweights", "bias", "dbias")]
-        + [("row_key", c_void_p)]
-        + [(name, c_int32) for name in ("is_bf16", "count", "heads", "first_head", "queries", "keys", "distances")]
-        + [(name, c_int32) for name in ("start", "last_query", "threshold", "threads")]
-        + [("scale", c_float)]
+        *_fields(c_void_p, "scores", "weights", "used", "dweights", "bias", "dbias", "row_key"),
+        *_fields(c_int32, "is_bf16", "count", "heads", "first_head", "queries", "keys", "distances"),
+        *_fields(c_int32, "start", "last_query", "threshold", "threads"),
+        *_fields(c_float, "scale"),
     )
 
 
@@ -110,7 +114,8 @@ class Kernels:
     def adafactor_sums(self, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Of a gradient (n, m): the mean of squares of each row (n), and the sums of squares of each column (m), fp32."""
         n, m = grad.shape
-        rows, columns = (grad.new_empty(*shape, dtype=torch.float32) for shape in ((n,), (PARTS, m)))
+        rows = grad.new_empty(n, dtype=torch.float32)
+        columns = grad.new_empty(PARTS, m, dtype=torch.float32)
         self._run("adafactor_sums", grad, rows, columns, n, m, _is_bf16(grad))
         return rows, columns.sum(0)
 
@@ -222,14 +227,20 @@ class Kernels:
 
 def takes_few(x: Tensor, weight: Tensor) -> bool:
     """Whether `few_rows` can multiply these: on a CPU, x in fp32, of a width that whole vectors make up."""
-    is_here = x.device.type == "cpu" and weight.device.type == "cpu" and x.is_contiguous() and weight.is_contiguous()
-    return is_here and x.dtype == torch.float32 and weight.dtype in KINDS and x.shape[1] % WIDEST_VECTOR == 0
+    return (
+        x.is_cpu
+        and weight.is_cpu
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and x.dtype == torch.float32
+        and weight.dtype in KINDS
+        and x.shape[1] % WIDEST_VECTOR == 0
+    )
 
 
 def takes_packed(packed: Tensor, width: int, dtype: torch.dtype) -> bool:
     """Whether `pack` and `unpack` know these bytes, and numbers of this dtype: on a CPU, rows of whole groups."""
-    is_here = is_host(packed) and packed.is_cpu and packed.stride(1) == 1
-    return is_here and dtype in DTYPES and width % INT4_GROUP == 0
+    return is_host(packed) and packed.is_cpu and packed.stride(1) == 1 and dtype in DTYPES and width % INT4_GROUP == 0
 
 
 _is_used = True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from devices.threads import one_thread
 from engine.blockwise import Objective
 from model.label_head import LabelHead, label_loss
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch
+from model.t5 import T5
 
 
 class LabelObjective(Objective):
@@ -28,6 +29,10 @@ class LabelObjective(Objective):
         self.class_weights = (
             None if class_weights is None else torch.tensor(class_weights, device=head.out.weight.device)
         )
+
+    def tables(self, model: T5) -> list[nn.Parameter]:
+        """See `Objective`; none, as the outputs are labels."""
+        return []
 
     def loss_and_gradients(
         self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, scale: float, settings: LossSettings

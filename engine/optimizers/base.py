@@ -83,11 +83,9 @@ class Widened:
         first = self.matrices[0]
         if len(self.matrices) == 1:
             wide = first[rows].unsqueeze(0).float()
-        elif traits_of(first.device).is_multi_tensor:
+        else:
             wide = torch.empty(len(self.matrices), *first.shape, device=first.device)
             torch._foreach_copy_(wide.unbind(), self.matrices)
-        else:
-            wide = torch.stack(self.matrices).float()
         return wide if self.factor == 1.0 else wide * self.factor
 
 

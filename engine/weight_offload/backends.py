@@ -83,32 +83,26 @@ class CpuBackend(OffloadBackend):
 
 
 class DiskBackend(OffloadBackend):
-    """A file that goes with its process. Memory: on a device, a buffer on the host as large as the largest block.
+    """A file that goes with its process; buffers lie on the host.
 
     Args:
-        folder: on whose disk. sizes: bytes of each block, aligned. carrier: to the device; None: buffers lie on the host.
+        folder: on whose disk. sizes: bytes of each block, aligned.
     Raises:
         OSError: the folder cannot be written, or the disk is too small.
     """
 
-    def __init__(self, folder: Path, sizes: Sequence[int], carrier: Carrier | None) -> None:
-        self._folder, self._carrier = folder, carrier
+    def __init__(self, folder: Path, sizes: Sequence[int]) -> None:
+        self._folder = folder
         self._offsets = [0, *accumulate(sizes)]
         self._file = UnlinkedTempFile(folder, self._offsets[-1])
-        self._buffer = None if carrier is None else aligned_buffer(max(sizes), carrier)
-        self._read, self._written = [0.0, 0.0], [0.0, 0.0]  # bytes, and the seconds that they took
+        self._read = [0.0, 0.0]  # Bytes, and the seconds that they took.
+        self._written = [0.0, 0.0]
 
     def load(self, block: int, buffer: Tensor) -> None:
-        on_host = buffer if self._buffer is None else self._buffer[: len(buffer)]
-        self._timed(self._file.read, block, on_host, self._read)
-        if self._carrier is not None:
-            self._carrier.copy(buffer, on_host)
+        self._timed(self._file.read, block, buffer, self._read)
 
     def store(self, block: int, buffer: Tensor) -> None:
-        on_host = buffer if self._buffer is None else self._buffer[: len(buffer)]
-        if self._carrier is not None:
-            self._carrier.copy(on_host, buffer)
-        self._timed(self._file.write, block, on_host, self._written)
+        self._timed(self._file.write, block, buffer, self._written)
 
     def _timed(self, move: Callable[[int, Tensor], None], block: int, buffer: Tensor, total: list[float]) -> None:
         began = time.perf_counter()
@@ -120,9 +114,32 @@ class DiskBackend(OffloadBackend):
         self._file.close()
         if min(self._read[0], self._written[0]) >= TELLING_BYTES and self._file.bypasses_cache:
             read, written = (size / max(seconds, 1e-9) for size, seconds in (self._read, self._written))
-            # no home of the user, no folder any more: the next run measures again
+            # No home of the user, no folder any more: the next run measures again.
             with suppress(OSError, RuntimeError):
                 keep_disk(self._folder, read, written, RUN_WAY)
+
+
+class StagedDiskBackend(DiskBackend):
+    """The same for buffers on a device. Memory: a buffer on the host as large as the largest block.
+
+    Args:
+        carrier: to the device.
+    """
+
+    def __init__(self, folder: Path, sizes: Sequence[int], carrier: Carrier) -> None:
+        super().__init__(folder, sizes)
+        self._carrier = carrier
+        self._buffer = aligned_buffer(max(sizes), carrier)
+
+    def load(self, block: int, buffer: Tensor) -> None:
+        on_host = self._buffer[: len(buffer)]
+        super().load(block, on_host)
+        self._carrier.copy(buffer, on_host)
+
+    def store(self, block: int, buffer: Tensor) -> None:
+        on_host = self._buffer[: len(buffer)]
+        self._carrier.copy(on_host, buffer)
+        super().store(block, on_host)
 
 
 class UnlinkedTempFile:

@@ -19,6 +19,12 @@ from engine.weight_offload.backends import OffloadBackend
 from settings.errors import UserError, reason_of
 
 
+def _already_done() -> Future[None]:
+    future = Future[None]()
+    future.set_result(None)
+    return future
+
+
 @dataclass(eq=False)
 class Buffer:
     """Memory for one block.
@@ -33,7 +39,7 @@ class Buffer:
     block: int | None = None
     used: int = 0
     is_changed: bool = False
-    moved: Future[None] | None = field(default=None, repr=False)
+    moved: Future[None] = field(default_factory=_already_done, repr=False)
 
 
 class PrefetchBuffers:
@@ -63,8 +69,7 @@ class PrefetchBuffers:
         buffer, began = self.prefetch(block), time.perf_counter()
         assert buffer is not None, "more blocks are in use at once than there are buffers"
         try:
-            if buffer.moved is not None:
-                buffer.moved.result()
+            buffer.moved.result()
         except OSError as error:
             raise UserError(
                 "--weights_in = file, the weights' file cannot be read or written: {reason}; continue from the last "
@@ -101,9 +106,12 @@ class PrefetchBuffers:
 
     def _replace(self, buffer: Buffer, block: int) -> None:
         """Move bytes once the computation has come to where it is now, and after all moves before."""
-        before, reached, old = buffer.moved, self._mark(), buffer.block if buffer.is_changed else None
+        before = buffer.moved
+        reached = self._mark()
+        old = buffer.block if buffer.is_changed else None
         is_read = block in self._stored
-        buffer.block, buffer.is_changed = block, False
+        buffer.block = block
+        buffer.is_changed = False
         if old is not None:
             self._stored.add(old)
             self.written_bytes += self.sizes[old]
@@ -111,8 +119,7 @@ class PrefetchBuffers:
             self.read_bytes += self.sizes[block]
 
         def move() -> None:
-            if before is not None:
-                before.result()  # done, as all before are; its error is this one's
+            before.result()  # Done, as all before are; its error is this one's.
             reached()
             if old is not None:
                 self.backend.store(old, buffer.memory[: self.sizes[old]])

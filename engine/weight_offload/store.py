@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -19,7 +20,14 @@ from torch import Tensor, nn
 
 from devices.base import Device
 from devices.copies import Carrier
-from engine.weight_offload.backends import CpuBackend, DiskBackend, OffloadBackend, aligned, aligned_buffer
+from engine.weight_offload.backends import (
+    CpuBackend,
+    DiskBackend,
+    OffloadBackend,
+    StagedDiskBackend,
+    aligned,
+    aligned_buffer,
+)
 from engine.weight_offload.prefetch import PrefetchBuffers
 from engine.weights import WeightStore, weight_store_for
 from language import say
@@ -53,7 +61,7 @@ def offloaded_store(
             return CpuBackend(sizes, carrier)
         try:
             make_folder(folder)
-            return DiskBackend(folder, sizes, carrier)
+            return DiskBackend(folder, sizes) if carrier is None else StagedDiskBackend(folder, sizes, carrier)
         except OSError as error:
             what = say("there is no room") if is_full(error) else reason_of(error)
             raise UserError(
@@ -194,10 +202,9 @@ class OffloadedWeightStore(WeightStore):
 
     def expect(self, weights: Sequence[nn.Parameter], upcoming: Iterable[Sequence[nn.Parameter]]) -> None:
         """Begin to load the first of the blocks to come that is offloaded."""
-        for group in upcoming:
-            if blocks := self._blocks_of(group):
-                self.buffers.prefetch(blocks[0])
-                return
+        block = next(chain.from_iterable(map(self._blocks_of, upcoming)), None)
+        if block is not None:
+            self.buffers.prefetch(block)
 
     @contextmanager
     def loaded(self, weights: Iterable[nn.Parameter], is_changed: bool = False) -> Iterator[None]:
@@ -221,10 +228,9 @@ class OffloadedWeightStore(WeightStore):
                     weight.data = _nothing(part.shape, part.dtype, self.device)
 
     def buffer_groups(self, weights: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-        groups: dict[int, list[nn.Parameter]] = {}
+        groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
         for weight in weights:
-            part = self._slices.get(id(weight))
-            groups.setdefault(-1 if part is None else part.block, []).append(weight)
+            groups.setdefault(tuple(self._blocks_of([weight])), []).append(weight)
         yield from groups.values()
 
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
@@ -237,8 +243,8 @@ class OffloadedWeightStore(WeightStore):
         self.buffers.close()
 
     def _blocks_of(self, weights: Iterable[nn.Parameter]) -> list[int]:
-        found = (self._slices.get(id(weight)) for weight in weights)
-        return list(dict.fromkeys(part.block for part in found if part is not None))
+        keys = filter(self._slices.__contains__, map(id, weights))
+        return list(dict.fromkeys(self._slices[key].block for key in keys))
 
 
 def _nothing(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

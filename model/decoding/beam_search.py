@@ -179,7 +179,7 @@ def search(
         tree: the answers that there are, none longer than `settings.max_new_tokens`; no penalty applies then. None: any.
     Memory: three tensors of B G x V fp32, and 2G x max_new_tokens token ids a prompt.
     """
-    shape = decoder.model.config
+    shape = decoder.shape
     answers = [list[ScoredAnswer]() for _ in prompts]
     if not prompts:
         return answers

@@ -48,6 +48,7 @@ class Decoder:
         num_beams: int = 1,
     ) -> None:
         self.model = model
+        self.shape = model.config
         self.with_weights = with_weights
         self.dtype = compute_dtype or model.float_dtype
         self.device = model.embedding.device
@@ -64,22 +65,17 @@ class Decoder:
         Raises:
             UserError: an id outside of the vocabulary.
         """
-        _check_ids(self.model, prompts)
+        _check_ids(self.shape.vocab_size, prompts)
         follow_machine()
         first = len(self._prompts)
-        rows = {ids: row for row, ids in enumerate(self._prompts)}  # prompt -> a row that has it
-        new, copied = list[int](), list[tuple[int, int]]()
-        for row, ids in enumerate(map(tuple, prompts), first):
-            if ids in rows:
-                copied.append((rows[ids], row))
-            else:
-                rows[ids] = row
-                new.append(row)
+        rows: dict[tuple[int, ...], int] = {}  # The first row that has a prompt.
+        sources = [rows.setdefault(ids, row) for row, ids in enumerate([*self._prompts, *map(tuple, prompts)])]
         try:
-            self.cache.add([len(ids) for ids in prompts], limit)
-            self._read({row: prompts[row - first] for row in new})
-            for source, row in copied:
-                self.cache.copy_source(source, row)
+            self.cache.add(list(map(len, prompts)), limit)
+            self._read({row: ids for ids, row in rows.items() if row >= first})
+            for row, source in enumerate(sources):
+                if row >= first and source != row:
+                    self.cache.copy_source(source, row)
         except BaseException:
             self.cache.drop(range(first, first + len(prompts)))
             raise
@@ -190,15 +186,14 @@ def _groups(lengths: Mapping[int, int]) -> Iterator[list[int]]:
         yield group
 
 
-def _check_ids(model: T5, prompts: Sequence[Sequence[int]]) -> None:
-    if any(len(ids) == 0 for ids in prompts):
+def _check_ids(vocab_size: int, prompts: Sequence[Sequence[int]]) -> None:
+    if not all(map(len, prompts)):
         raise ValueError("each row needs at least one token (the end token)")
-    vocab_size = model.config.vocab_size
-    foreign = next((i for ids in prompts for i in ids if not 0 <= i < vocab_size), None)
-    if foreign is not None:
+    foreign = set[int]().union(*prompts).difference(range(vocab_size))
+    if foreign:
         raise UserError(
             "token id {foreign}, is outside of the model's vocabulary (0 to {vocab_size}); use the tokenizer "
             "that the model was trained with",
-            foreign=foreign,
+            foreign=min(foreign),
             vocab_size=vocab_size - 1,
         )

@@ -90,25 +90,28 @@ def stream(
 
 def _steps(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None) -> Iterator[None]:
     """Write the answers of rows, a token of each a step."""
-    shape = decoder.model.config
+    shape = decoder.shape
     going = list(rows)
     for row in going:
         row.settings = _within(row.settings, tree)
     if going:
         decoder.join([row.ids for row in going], going[0].settings.max_new_tokens)
     while going:
-        newest = [row.tokens[-1] if row.tokens else shape.start_token_id for row in going]
+        newest = [[shape.start_token_id, *row.tokens][-1] for row in going]
         choices = None if tree is None else tree.choices(np.array([row.node for row in going]), shape.vocab_size)
         logits = decoder.step(newest, choices)
         tokens = next_tokens(going, logits, shape, choices)
         del logits
         ended = set[int]()
         for place, (row, token) in enumerate(zip(going, tokens, strict=True)):
-            for written in [token, *([] if tree is None else tree.tail(row.node))]:
-                if written != shape.eos_token_id:
-                    row.tokens.append(written)
-                if written == shape.eos_token_id or is_cut(row.tokens, row.settings):
-                    ended.add(place)
+            row.tokens.append(token)
+            if tree is not None:
+                row.tokens += tree.tail(row.node)
+            if row.tokens[-1] == shape.eos_token_id:
+                row.tokens.pop()
+                ended.add(place)
+            elif is_cut(row.tokens, row.settings):
+                ended.add(place)
         yield
         going = [going[place] for place in decoder.drop(ended)]
 

@@ -28,7 +28,7 @@ from limits import KERNEL_WIDTHS, few_places, filled_tokens
 from model.t5 import T5
 
 FIRST_CAPACITY = 64  # tokens that the first buffers of answers hold
-Buffers = list[list[Tensor]]  # keys and values of each block
+Buffers = list[Tensor]  # Keys of the first block, its values, keys of the second block, ...
 
 
 class KVCache:
@@ -40,22 +40,25 @@ class KVCache:
     """
 
     def __init__(self, model: T5, dtype: torch.dtype, num_beams: int) -> None:
-        self._model, self.num_beams, self.dtype = model, num_beams, dtype
-        self.sources: list[int] = []  # tokens of each row's prompt,
-        self.limits: list[int] = []  # most tokens of its answer,
-        self.lengths: list[int] = []  # and those that it has
-        self._source, self._own = self._empty(), self._empty(num_beams)
+        self._decoder = model.decoder
+        self._device = model.embedding.device
+        self._shape = model.config
+        self.num_beams = num_beams
+        self.dtype = dtype
+        self.sources: list[int] = []  # Tokens of each row's prompt.
+        self.limits: list[int] = []  # Most tokens of its answer.
+        self.lengths: list[int] = []  # Tokens of its answer so far.
+        self._source = self._empty()
+        self._own = self._empty(num_beams)
         self._is_resized = False
-        has_kernel = num_beams == 1 and model.config.d_kv in KERNEL_WIDTHS
-        self._kernels = kernels_for(self._source[0][0]) if has_kernel else None
-        self._paths = torch.empty(0, num_beams, 0, dtype=torch.long, device=model.embedding.device)  # ancestors' slots
+        has_kernel = num_beams == 1 and self._shape.d_kv in KERNEL_WIDTHS
+        self._kernels = kernels_for(self._source[0]) if has_kernel else None
+        self._paths = torch.empty(0, num_beams, 0, dtype=torch.long, device=self._device)  # Ancestors' slots.
 
     def _empty(self, *beams: int) -> Buffers:
-        c, device = self._model.config, self._model.embedding.device
-        shape = (0, c.num_heads, 0, *beams, c.d_kv)
-        return [
-            [torch.empty(shape, dtype=self.dtype, device=device) for _ in "kv"] for _ in range(c.num_decoder_layers)
-        ]
+        size = (0, self._shape.num_heads, 0, *beams, self._shape.d_kv)
+        count = 2 * self._shape.num_decoder_layers
+        return [torch.empty(size, dtype=self.dtype, device=self._device) for _ in range(count)]
 
     def add(self, sources: Sequence[int], limit: int) -> None:
         """Room for more rows, with prompts of so many tokens and at most `limit` tokens of answers."""
@@ -64,27 +67,26 @@ class KVCache:
         self.limits += [limit] * len(sources)
         self.lengths += [0] * len(sources)
         rows, longest = len(self.sources), max(self.sources)
-        held = self._source[0][0].shape
+        held = self._source[0].shape
         if rows > held[0] or longest > held[2] or limit > least:
             _resize(self._source, few_places(rows) if first else rows, longest, first)
-            self._is_resized = True  # what earlier, longer rows have left goes with the next step
-        if self.num_beams > 1:
-            self._paths = self._paths.new_zeros(rows, self.num_beams, 0)
+            self._is_resized = True  # What earlier, longer rows have left goes with the next step.
+        self._paths = self._paths.new_zeros(rows, self.num_beams, 0)
 
     def fill(self, block: int, row: int, keys: Tensor, values: Tensor) -> None:
         """Keys and values (S, H, K) of a row's prompt."""
-        for buffer, found in zip(self._source[block], (keys, values), strict=True):
-            buffer[row, :, : len(found)] = found.transpose(0, 1)
+        for number, x in enumerate((keys, values), 2 * block):
+            self._source[number][row, :, : len(x)] = x.transpose(0, 1)
 
     def copy_source(self, source: int, row: int) -> None:
         """A row has the prompt of row `source`."""
-        for buffer in (buffer for pair in self._source for buffer in pair):
+        for buffer in self._source:
             buffer[row, :, : self.sources[source]] = buffer[source, :, : self.sources[source]]
 
     def tokens_with(self, sources: Sequence[int] = (), limits: Sequence[int] = ()) -> int:
         """Tokens that there is room for once all answers have their longest length, were these rows here too."""
         sources, limits = [*self.sources, *sources], [*self.limits, *limits]
-        return few_places(len(sources)) * (max(sources) + max(limits)) if sources else 0
+        return few_places(len(sources)) * (max(sources, default=0) + max(limits, default=0))
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Take rows out; which one each of the others was."""
@@ -92,15 +94,15 @@ class KVCache:
         tail = iter([row for row in range(count, len(self.sources)) if row not in rows])
         order = [next(tail) if row in rows else row for row in range(count)]
         moved = [row for row, before in enumerate(order) if row != before]
-        for buffer in (buffer for pair in (*self._source, *self._own) for buffer in pair) if moved else ():
-            here = [row for row in moved if order[row] < len(buffer)]  # a row that has just joined has no answer yet
+        for buffer in (*self._source, *self._own):
+            here = [row for row in moved if order[row] < len(buffer)]  # A row that has just joined has no answer yet.
             buffer[here] = buffer[[order[row] for row in here]]
-        for held in (self.sources, self.limits, self.lengths):
-            held[:] = [held[row] for row in order]
-        if rows and self.num_beams > 1:
-            self._paths = self._paths[order]
+        for numbers in (self.sources, self.limits, self.lengths):
+            numbers[:] = [numbers[row] for row in order]
+        self._paths = self._paths[order]
         if not order:
-            self._source, self._own = self._empty(), self._empty(self.num_beams)
+            self._source = self._empty()
+            self._own = self._empty(self.num_beams)
         return order
 
     def follow(self, parents: Tensor) -> None:
@@ -110,46 +112,43 @@ class KVCache:
     def begin_step(self, beams: int) -> None:
         """Room for one more token of the first `beams` of each row, and what all blocks need to know of where it is."""
         rows, count = len(self.lengths), max(self.lengths) + 1
-        held = self._own[0][0].shape
-        if self._is_resized or count > held[2]:
-            length = FIRST_CAPACITY
-            while length < count:
-                length *= 2
-            length = min(length, max(self.limits))
-            _resize(self._own, self._source[0][0].shape[0], length, rows)
+        if self._is_resized or count > self._own[0].shape[2]:
+            capacity = max(FIRST_CAPACITY, 1 << (count - 1).bit_length())
+            length = min(capacity, max(self.limits))
+            _resize(self._own, len(self._source[0]), length, rows)
             self._is_resized = False
             self._make_biases(length)
-        longest = self._own[0][0].shape[2]
+        longest = self._own[0].shape[2]
         if self._kernels is not None:
             self._counts = np.array(self.lengths) + 1
             return
-        device = self._paths.device
-        self._seen = min(longest, filled_tokens(count))  # few sizes of products, as libraries keep something for each
+        device = self._device
+        self._seen = min(longest, filled_tokens(count))  # Few sizes of products, as libraries keep something for each.
         self._rows = torch.arange(rows, device=device)
         self._places = torch.tensor(self.lengths, device=device)
         places = self._places if len(set(self.lengths)) > 1 else self._places[:1]
         self._distances = torch.arange(longest - 1, longest - 1 + self._seen, device=device) - places[:, None]
         beyond = torch.arange(max(self.sources), device=device) >= torch.tensor(self.sources, device=device)[:, None]
-        self._beyond = beyond[:, None, None] if len(set(self.sources)) > 1 else None  # (n, 1, 1, S)
+        self._beyond = beyond[:, None, None]  # (n, 1, 1, S)
         self._foreign: Tensor | None = None
-        if self.num_beams > 1:  # (n, 1, G, seen G): where a slot holds a token that is no ancestor of the beam
+        if self.num_beams > 1:  # (n, 1, G, seen G): where a slot holds a token that is no ancestor of the beam.
             slots = torch.arange(self.num_beams, device=device)
             self._paths = torch.cat([self._paths, slots.expand(rows, -1).unsqueeze(2)], 2)
             foreign = (self._paths[:, :beams].unsqueeze(3) != slots).flatten(2)
-            # the bias hides what is not written
+            # The bias hides what is not written.
             self._foreign = F.pad(foreign, (0, (self._seen - count) * self.num_beams)).unsqueeze(1)
 
     def _make_biases(self, longest: int) -> None:
         """For each block the bias (H, 2 T - 1) of a token towards others, itself in the middle, then -inf; for a kernel until itself."""
-        decoder = self._model.decoder
+        decoder = self._decoder
         makers = [decoder.bias] if decoder.bias is not None else [block.bias for block in decoder.blocks]
         made = [maker.over_distances(longest) for maker in makers]  # type: ignore[operator,union-attr]
         made = [bias.to(self.dtype) if self._kernels is None else bias[:, :longest].contiguous() for bias in made]
-        self._biases = made * (len(self._own) // len(made))
+        self._biases = made * (self._shape.num_decoder_layers // len(made))
 
     def attend_own(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of one token a beam to those before it, which it joins: (n g, H, K) each -> (n g, H K)."""
-        keys, values = (buffer[: len(self.lengths)] for buffer in self._own[block])
+        keys, values = (buffer[: len(self.lengths)] for buffer in self._own[2 * block : 2 * block + 2])
         bias = self._biases[block]
         if self._kernels is not None:
             return self._kernels.attend_newest(q, keys, values, self._counts, bias, (k, v)).flatten(1)
@@ -161,7 +160,8 @@ class KVCache:
 
     def attend_source(self, block: int, q: Tensor) -> Tensor:
         """Attention of one token a beam to its source: q (n g, H, K) -> (n g, H K)."""
-        keys, values = (buffer[: len(self.lengths), :, : max(self.sources)] for buffer in self._source[block])
+        part = slice(len(self.lengths)), slice(None), slice(max(self.sources))
+        keys, values = (buffer[part] for buffer in self._source[2 * block : 2 * block + 2])
         if self._kernels is not None:
             return self._kernels.attend_newest(q, keys, values, np.array(self.sources)).flatten(1)
         return _attend(self._beams(q), keys, values, None, self._beyond)
@@ -173,14 +173,12 @@ class KVCache:
 
 def _resize(buffers: Buffers, rows: int, length: int, kept: int) -> None:
     """Give buffers so many rows and places, one after the other; the first `kept` rows keep what they hold."""
-    for pair in buffers:
-        for kind in range(2):
-            held = pair[kind]
-            made = held.new_zeros(rows, held.shape[1], length, *held.shape[3:])
-            kept_rows, places = min(kept, held.shape[0]), min(length, held.shape[2])
-            made[:kept_rows, :, :places] = held[:kept_rows, :, :places]
-            pair[kind] = made
-            del held, made
+    for number in range(len(buffers)):
+        before = buffers[number]
+        part = slice(min(kept, len(before))), slice(None), slice(min(length, before.shape[2]))
+        buffers[number] = before.new_zeros(rows, before.shape[1], length, *before.shape[3:])
+        buffers[number][part] = before[part]
+        del before
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor | None) -> Tensor:

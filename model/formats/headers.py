@@ -128,8 +128,9 @@ class TensorHeaders:
 
     def matrix_dtype(self) -> str:
         """What the header calls the dtype of all matrices, such as F32; empty where they have several."""
-        matrices = [name for name in self.names if len(self.shape(name)) == 2 and not _IN_FP32.search(name)]
-        dtypes = {self._tensors[name].dtype for name in matrices}
+        dtypes = {
+            self._tensors[name].dtype for name in self.names if len(self.shape(name)) == 2 and not _IN_FP32.search(name)
+        }
         return dtypes.pop() if len(dtypes) == 1 else ""
 
     def equal(self, first: str, second: str) -> bool:

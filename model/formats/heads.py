@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from settings.consistency import HEADS, REGRESSION, SEQUENCE, TEXT, TOKEN
+from settings.consistency import REGRESSION, SEQUENCE, TEXT, TOKEN, are_numbers
 from settings.declared import T5ModelConfig
 from settings.fields import AUTO
+from settings.tasks import MODEL_HEADS
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 LABEL_HEADS = ("classifier.", "classification_head.")  # how the names of heads over labels begin
@@ -62,7 +63,7 @@ class HeadClass:
     @property
     def writes_text(self) -> bool:
         """Whether its head is over the vocabulary."""
-        return self.head == TEXT
+        return MODEL_HEADS[self.head].writes_text
 
 
 TEXT_CLASS = HeadClass(
@@ -124,17 +125,19 @@ def head_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the head that a `config.json` names, and those that follow from it: by keys of our own, or by its class."""
     published = class_named(raw)
     head = raw.get("head", published.head)
-    if head == TEXT:
-        return {"head": TEXT}
+    facts = MODEL_HEADS.get(head, MODEL_HEADS["none"])  # What is no head is refused with all other settings.
+    if facts.writes_text:
+        return {"head": head}
     fixed = published.fixed or ENCODER_CLASS.fixed
-    return {**fixed, "head": head, "labels": labels_of(raw) if head in HEADS else AUTO}
+    labels = labels_of(raw) if facts.has_labels else AUTO
+    return {**fixed, "head": head, "labels": labels}
 
 
 def labels_of(raw: Mapping[str, Any]) -> str:
     """The setting `labels`: names of classes as far as they can be told apart, else their number."""
     names = label_names(raw)
     count = len(names) or raw.get("num_labels") or 2
-    if raw.get("problem_type") == REGRESSION or count == 1:
+    if _predicts_numbers(raw) or count == 1:
         return REGRESSION
     is_unnamed = [name.removeprefix("LABEL_") for name in names] == list(map(str, range(len(names))))
     text = ",".join(names)
@@ -152,14 +155,18 @@ def label_names(raw: Mapping[str, Any]) -> list[str]:
 
 def num_regressions(raw: Mapping[str, Any]) -> int:
     """How many numbers a head predicts for each text; 0 for one over classes."""
-    return len(label_names(raw)) if raw.get("problem_type") == REGRESSION else 0
+    return len(label_names(raw)) if _predicts_numbers(raw) else 0
+
+
+def _predicts_numbers(raw: Mapping[str, Any]) -> bool:
+    return are_numbers(str(raw.get("problem_type")))
 
 
 def labels_in_config(config: T5ModelConfig) -> dict[str, Any]:
     """What a `config.json` says of a head over labels: keys of transformers and our own."""
     names = config.label_names or ("LABEL_0",)
     return {
-        "pooling": config.head_pooling if config.head == SEQUENCE else AUTO,
+        "pooling": config.head_pooling if config.pools_rows else AUTO,
         "head_kind": HEAD_KINDS[config.has_dense_head],
         "id2label": dict(enumerate(names)),
         "label2id": {name: number for number, name in enumerate(names)},

@@ -23,8 +23,8 @@ from language import join, say
 from model.formats.adapter_folder import BASE, CONFIG_FILE, FINGERPRINT, HEAD, WEIGHTS_FILE, open_weights, read_info
 from model.formats.headers import read_json
 from model.formats.heads import HEAD as HEAD_TABLE
-from model.formats.heads import class_of
-from model.formats.shape_file import published_names
+from model.formats.heads import HEAD_FIELDS, class_of
+from model.formats.shape_file import EMBEDDING_COPIES, published_names
 from model.formats.tensor_files import TensorFolder, write_safetensors
 from model.lora.adapter import LoraAdapter, adapters_of, linears
 from model.lora.form import AdapterInfo, LoraSettings
@@ -63,32 +63,35 @@ def _head_names(config: T5ModelConfig) -> dict[str, str]:
     return {weight.name: BASE + weight.hf_name for weight in label_head_weights(config)}
 
 
-def _row_names(config: T5ModelConfig) -> list[str]:
-    """PEFT's names of the rows of tokens in the embedding: it knows one of a tied embedding, and two copies of another."""
-    published = published_names(config)
-    tables = [published["embedding"].removesuffix(".weight")]
-    if "head" in published:
-        tables = ["encoder.embed_tokens", "decoder.embed_tokens"]
-    return [f"{BASE}{each}.token_adapter.trainable_tokens_delta" for each in tables]
+def _row_targets(config: T5ModelConfig, rows: TokenRows | None) -> dict[str, _Target]:
+    """What the rows of tokens fill: PEFT knows one table of a tied embedding, and two copies of another beside the head."""
+    if rows is None:
+        return {}
+    if rows.head is None:
+        return {_row_name(published_names(config)["embedding"]): _Target(rows.embedding, "embedding")}
+    targets = {_row_name(name): _Target(rows.embedding, name) for name in EMBEDDING_COPIES}
+    targets[BASE + HEAD_TABLE] = _Target(rows.head, HEAD_TABLE, slice(rows.tokens[0], rows.tokens[1] + 1))
+    return targets
+
+
+def _row_name(table: str) -> str:
+    return f"{BASE}{table.removesuffix('.weight')}.token_adapter.trainable_tokens_delta"
 
 
 def _targets(
-    model: T5, adapters: Mapping[str, LoraAdapter], rows: TokenRows | None, heads: Mapping[str, str]
+    model: T5,
+    names: Mapping[str, str],
+    adapters: Mapping[str, LoraAdapter],
+    rows: Mapping[str, _Target],
+    heads: Mapping[str, str],
 ) -> dict[str, _Target]:
     """What each tensor of a file of these adapters, rows of tokens and heads over labels fills, or is made of."""
-    names = adapter_names(model.config)
     targets = {
         names[path] + _PARTS[part]: _Target(weight, f"{path}: {part}")
         for path, adapter in adapters.items()
         for part, weight in adapter.named_parameters()
     }
-    targets |= {name: _Target(model.get_parameter(ours), ours) for ours, name in heads.items()}
-    if rows is not None:
-        targets |= {name: _Target(rows.embedding, name) for name in _row_names(model.config)}
-        if rows.head is not None:
-            first, last = rows.tokens
-            targets[BASE + HEAD_TABLE] = _Target(rows.head, HEAD_TABLE, slice(first, last + 1))
-    return targets
+    return {**targets, **rows, **{name: _Target(model.get_parameter(ours), ours) for ours, name in heads.items()}}
 
 
 def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: str, fingerprint: str) -> None:
@@ -102,7 +105,8 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    published = class_of(model.config)
+    config = model.config
+    published = class_of(config)
     about = {
         "peft_type": "LORA",
         "task_type": published.task,
@@ -118,22 +122,24 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
         "modules_to_save": list(published.modules_to_save) or None,
     }
     rows = model.token_rows
-    targets = _targets(model, adapters_of(model), rows, _head_names(model.config))
+    row_targets = _row_targets(config, rows)
+    targets = _targets(model, adapter_names(config), adapters_of(model), row_targets, _head_names(config))
     tensors = {name: target.weight.detach() for name, target in targets.items()}
     pieces: dict[str, Iterator[Tensor]] = {}
     if rows is not None:
         first, last = rows.tokens
-        table = "shared" if rows.head is None else "embed_tokens"
-        about["trainable_token_indices"] = {table: [*range(first, last + 1)]}
+        tokens = [*range(first, last + 1)]
+        about["trainable_token_indices"] = {"shared": tokens}
         if rows.head is not None:
+            about["trainable_token_indices"] = {"embed_tokens": tokens}
             # PEFT knows no other form for rows of a head of its own than the whole head, of which the base lends all others.
             name = BASE + HEAD_TABLE
             tensors[name], pieces[name] = _whole_head(Path(base), first, rows.head.detach())
             about["modules_to_save"] = ["lm_head"]
     metadata = {FINGERPRINT: fingerprint}
     if not published.writes_text:
-        fields = {name: getattr(model.config, name) for name in ("head", "labels", "pooling", "head_kind")}
-        metadata[HEAD] = json.dumps({**fields, "has_decoder": model.config.num_decoder_layers > 0})
+        fields = {name: getattr(config, name) for name in (*HEAD_FIELDS, "labels")}
+        metadata[HEAD] = json.dumps({**fields, "has_decoder": config.num_decoder_layers > 0})
     write_safetensors(
         tensors, folder / WEIGHTS_FILE, lambda name: nullcontext(pieces.get(name, [tensors[name]])), metadata
     )
@@ -160,7 +166,9 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
     """
     folder = Path(folder)
     info = read_info(folder)
-    names, heads = adapter_names(model.config), _head_names(model.config)
+    config = model.config
+    names = adapter_names(config)
+    heads = _head_names(config)
     rows = None if info.settings.tokens is None else TokenRows(model, info.settings.tokens)
     with open_weights(folder, "pt") as stored:
         stored_names = set(stored.keys())
@@ -171,10 +179,10 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
         }
         if stored_names.isdisjoint(heads.values()):
             heads = {}
-        targets = _targets(model, adapters, rows, heads)
+        targets = _targets(model, names, adapters, _row_targets(config, rows), heads)
         foreign = stored_names - targets.keys()
         _refuse_tables(folder, foreign)
-        problems = [*_fill(targets, stored), *_foreign(model.config, foreign, len(adapters))]
+        problems = [*_fill(targets, stored), *_foreign(config, foreign, len(adapters))]
     if problems:
         raise UserError(
             "--adapter = {folder}, is for another base: {problems}", folder=folder, problems=join("; ", problems[:3])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from language import join, say
-from model.shapes import SCATTERED, TOKEN_ROWS, hf_names, is_meant
+from model.shapes import SCATTERED, TOKEN_ROWS, hf_names, is_meant, words_of
 from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse
 
@@ -46,8 +46,9 @@ def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: st
     """
     published = hf_names(shape)
     names = {name: published[_weight_of(name)] for name in learns}
-    words = [word.strip() for word in patterns.split(",") if word.strip()]
-    matches = {word: {name for name, theirs in names.items() if is_meant(word, name, theirs)} for word in words}
+    matches = {
+        word: {name for name, theirs in names.items() if is_meant(word, name, theirs)} for word in words_of(patterns)
+    }
     refuse(
         [
             say(

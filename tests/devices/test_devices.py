@@ -65,7 +65,7 @@ def become_mac(
     patch.setattr(sys, "platform", "darwin")
     patch.setattr(platform, "machine", lambda: machine)
     patch.setattr(platform, "mac_ver", lambda: (macos, ("", "", ""), machine))
-    patch.setattr(mps, "read_sysctl", values.get)
+    patch.setattr(mps, "read_sysctl", lambda name: values.get(name, b""))
     backend = types.SimpleNamespace(
         is_built=lambda: asked.append("built") or built, is_available=lambda: asked.append("available") or True
     )

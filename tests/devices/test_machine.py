@@ -260,10 +260,10 @@ tune_malloc(sys.argv[1])
 heap = HeapTrimmer(sys.argv[1])
 blocks = [b"x" * 2**18 for _ in range(320)]
 for every in (40, 8, 2):
-    heap.trim_excess()
+    heap.trim_excess(heap.used_bytes())
     before = usage_of([os.getpid()]).anon_bytes
     del blocks[::every]
-    heap.trim_excess()
+    heap.trim_excess(heap.used_bytes())
     print(before - usage_of([os.getpid()]).anon_bytes)
 """
 

@@ -20,9 +20,9 @@ from devices.base import Device
 from devices.kernels.calls import use
 from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
-from engine.micro_batches import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
+from engine.step import to_micro_batch
 from engine.weights import weight_store_for
 from model import hf_format
 from model.attention import attend

@@ -20,7 +20,7 @@ import torch
 
 from data.batches.collate import Row, collate
 from devices.base import Device, place, placed_together
-from devices.pointwise import why_not_compiled
+from devices.pointwise import why_no_rounding_kernel
 from engine.blockwise import Blockwise
 from engine.compiled import compile_parts
 from engine.loss_scaling import LossScaling
@@ -198,7 +198,7 @@ def test_compiled_blocks_give_the_gradients_of_their_functions(
 
 def test_rounding_compiles_and_gives_the_bits_of_the_cpu(gpu: Device) -> None:
     where, draw = gpu.torch_device, torch.Generator().manual_seed(0)
-    assert not why_not_compiled(where)
+    assert not why_no_rounding_kernel(where)
     values = torch.randn(3, 40, 64, generator=draw)
     values[0, 0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e-40])
     keys = torch.tensor([5, -6, 7])

@@ -76,5 +76,5 @@ def test_jiterator_finds_the_name() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it compiles here")
 def test_where_nothing_compiles_torch_computes_and_the_reason_is_known() -> None:
     cuda = torch.device("cuda")
-    assert "round_randomly" in pointwise.why_not_compiled(cuda) and not pointwise.is_compiled(cuda)
-    assert not pointwise.why_not_compiled(torch.device("cpu"))
+    assert "round_randomly" in pointwise.why_no_rounding_kernel(cuda) and not pointwise.is_compiled(cuda)
+    assert not pointwise.why_no_rounding_kernel(torch.device("cpu"))

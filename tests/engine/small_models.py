@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from data.batches.collate import Batch
-from engine.micro_batches import to_micro_batch
+from engine.step import to_micro_batch
 from model.loss import IGNORED
 from model.micro_batch import MicroBatch
 from model.reference import T5Reference
@@ -83,7 +83,8 @@ class Rectangle:
             self.target_lengths[rows].numpy(),
             self.keys[rows].numpy(),
         )
-        return to_micro_batch(batch, model.config, model.embedding.device, None)
+        sizes = (int(batch.input_lengths.sum()),), (int(batch.target_lengths.sum()),)
+        return to_micro_batch(batch, model.config, model.embedding.device, sizes)
 
     def micro_batches(self, model: T5, cuts: list[list[int]]) -> list[MicroBatch]:
         return [self.micro_batch(model, rows) for rows in cuts]

@@ -6,8 +6,8 @@ import weakref
 
 import torch
 
-from engine.blockwise import Blockwise
-from engine.gradient_checkpointing import CheckpointedBlock
+from devices.malloc import HeapTrimmer
+from engine.blockwise import Blockwise, CheckpointedBlock
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle, small_model
@@ -39,7 +39,9 @@ def test_a_saved_block_does_not_hold_its_output() -> None:
         made.append(weakref.ref(y := 2.0 * x))
         return y
 
-    block = CheckpointedBlock(doubled, torch.ones(3), is_saved=True, dtype=torch.float32)
+    block = CheckpointedBlock(
+        doubled, torch.ones(3), is_saved=True, dtype=torch.float32, needs_input=True, heap=HeapTrimmer("small")
+    )
     block.forward()
     assert made[0]() is None
     grad = block.backward(torch.full((3,), 5.0))

@@ -14,7 +14,7 @@ from devices.kernels import calls
 from devices.threads import use_threads
 from devices.torch_compiler import why_not_for_cpu
 from engine.blockwise import Blockwise
-from engine.compiled import compile_parts, why_compiling_fails
+from engine.compiled import compile_parts, compiler_failure
 from engine.weights import WeightStore
 from memory.estimate.blocks import Block as PlannedBlock
 from memory.estimate.shapes import Tokens
@@ -90,7 +90,7 @@ def test_recomputed_blocks_drop_what_they_dropped() -> None:
 def test_a_share_of_the_elements_is_dropped(rate: float) -> None:
     rows = side_by_side((64,) * 8, torch.arange(8) * 7919)
     block = small_model().decoder.blocks[1]
-    keys = place_dropout_keys(rows, [block], torch.device("cpu"))[0]
+    keys = place_dropout_keys(rows, [block.site], block.is_decoder, torch.device("cpu"))[0]
     masks = [dropped(torch.ones(2048, 256), keys, number, rate) > 0 for number in range(4)]
     for mask in masks:
         assert abs(1 - rate - mask.float().mean()) < 0.003
@@ -126,7 +126,7 @@ def test_a_block_saves_what_is_planned(family: str, rate: float) -> None:
     for name, stack in model.stacks.items():
         own = target_rows if stack.blocks[1].is_decoder else rows
         x = torch.randn(own.num_tokens, 64, requires_grad=True)
-        keys = place_dropout_keys(own, [stack.blocks[1]], x.device)[0].detach() if rate else None
+        keys = place_dropout_keys(own, [stack.blocks[1].site], stack.is_decoder, x.device)[0].detach() if rate else None
         bias = None if stack.bias is None else stack.bias(own.longest).detach().requires_grad_()
         saved = dict[int, int]()
 
@@ -165,8 +165,8 @@ def test_a_compiler_that_fails_is_found_before_the_first_step(monkeypatch: pytes
     if reason := why_not_for_cpu():
         pytest.skip(reason)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    assert why_compiling_fails(torch.device("cpu")) == ""
+    assert compiler_failure(torch.device("cpu")) == ""
     torch.compiler.reset()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("false",))
-    assert why_compiling_fails(torch.device("cpu"))
+    assert compiler_failure(torch.device("cpu"))

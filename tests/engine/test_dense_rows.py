@@ -12,9 +12,9 @@ import torch
 from data.batches.collate import Batch, LabelledBatch, PreferenceRow, Row, collate, collate_preferences
 from devices.kernels import calls
 from engine.blockwise import Blockwise, Objective
-from engine.micro_batches import to_micro_batch
 from engine.objectives.labels import LabelObjective
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
+from engine.step import to_micro_batch
 from engine.weights import weight_store_for
 from model import hf_format
 from model.lora.adapter import adapters_of, add_adapters

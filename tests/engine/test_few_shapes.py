@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.batches.collate import Row, collate
 from engine.blockwise import Blockwise
-from engine.micro_batches import to_micro_batch
+from engine.step import to_micro_batch
 from engine.weights import WeightStore
 from memory.estimate.shapes import Shapes, Sizes
 from model.loss import LossSettings

@@ -60,8 +60,7 @@ def test_backward_stops_where_nothing_learns(patterns: str, encoder: int, decode
     model = small_model()
     if patterns:
         freeze(model, patterns)
-    schedule = Schedule(model)
-    assert (schedule.encoder.first_learning, schedule.decoder.first_learning) == (encoder, decoder)
+    assert [stack.first_learning for stack in Schedule(model).stacks] == [encoder, decoder]
 
 
 def test_what_lies_below_checkpoints_no_activations() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from data.batches.collate import Batch, Row, collate
 from engine.blockwise import Blockwise
-from engine.micro_batches import to_micro_batch
+from engine.step import to_micro_batch
 from engine.weights import WeightStore
 from model.loss import IGNORED, LossSettings
 from model.micro_batch import MicroBatch
@@ -33,7 +33,9 @@ def result(family: str, micro_batch: MicroBatch, saved: int) -> tuple[float, dic
 
 @pytest.mark.parametrize(("family", "saved"), [("t5", 0), ("umt5", 9)])
 def test_filled_up_rows_give_the_same_loss_and_gradients(family: str, saved: int) -> None:
-    plain, filled = (to_micro_batch(batch(3, 5), T5ModelConfig(), CPU, sizes) for sizes in (None, ((), ())))
+    rows = batch(3, 5)
+    exact = (int(rows.input_lengths.sum()),), (int(rows.target_lengths.sum()),)
+    plain, filled = (to_micro_batch(rows, T5ModelConfig(), CPU, sizes) for sizes in (exact, ((), ())))
     assert plain.input_ids.shape != filled.input_ids.shape and plain.num_labels == filled.num_labels
     loss, gradients = result(family, plain, saved)
     other_loss, other_gradients = result(family, filled, saved)

@@ -12,10 +12,9 @@ from data.batches.collate import Batch
 from devices.cpu import CpuDevice
 from devices.kernels.calls import use
 from engine.blockwise import Blockwise
-from engine.micro_batches import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.step import Engine
+from engine.step import Engine, to_micro_batch
 from engine.weights import WeightStore
 from memory.estimate.workload import ExecutionPlan
 from model.decoding.decoder import Decoder

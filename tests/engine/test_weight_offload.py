@@ -17,7 +17,14 @@ from devices.machine_file import disk_rates
 from engine.blockwise import Blockwise
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.weight_offload.backends import CpuBackend, DiskBackend, OffloadBackend, UnlinkedTempFile, aligned_buffer
+from engine.weight_offload.backends import (
+    CpuBackend,
+    DiskBackend,
+    OffloadBackend,
+    StagedDiskBackend,
+    UnlinkedTempFile,
+    aligned_buffer,
+)
 from engine.weight_offload.store import OffloadedWeightStore
 from engine.weights import WeightStore, weight_store_for
 from model import hf_format
@@ -51,7 +58,9 @@ def offloaded(
     carrier = Carrier(CPU) if beside else None
 
     def backend(sizes: Sequence[int]) -> OffloadBackend:
-        return CpuBackend(sizes, carrier) if beside == "ram" and carrier else DiskBackend(folder, sizes, carrier)
+        if carrier is None:
+            return DiskBackend(folder, sizes)
+        return CpuBackend(sizes, carrier) if beside == "ram" else StagedDiskBackend(folder, sizes, carrier)
 
     made.append(OffloadedWeightStore(*dtypes, away, backend, CPU, carrier))
     return made[-1]
@@ -213,7 +222,7 @@ def test_a_file_tells_the_next_plan_how_fast_its_disk_was(tmp_path: Path, monkey
     monkeypatch.setattr("engine.weight_offload.backends.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     for least, known in ((12288, None), (8192, (4096.0, 4096.0))):
         monkeypatch.setattr("engine.weight_offload.backends.TELLING_BYTES", least)
-        backend, buffer = DiskBackend(tmp_path, [4096, 4096], None), aligned_buffer(8192)
+        backend, buffer = DiskBackend(tmp_path, [4096, 4096]), aligned_buffer(8192)
         for block in (0, 1):
             backend.store(block, buffer[:4096])
         for block in (0, 1):

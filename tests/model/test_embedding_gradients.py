@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 import torch
 
-from engine.blockwise import Blockwise, Schedule, StackPass
+from engine.blockwise import Blockwise, Schedule, StackPass, keep_gradients
 from engine.weights import weight_store_for
 from model import embedding_gradients
 from model.embedding_gradients import add_token_gradients
@@ -47,9 +47,9 @@ def test_a_pass_loses_no_token_in_bf16() -> None:
     ids, rows = torch.full((1000,), 9), Rows((1000,))
     micro_batches, schedule = [MicroBatch(ids, ids, ids, rows, rows)] * 2, Schedule(model)
     blockwise = Blockwise(model, 99, store, LossSettings(), 0.0)
-    stack_pass = StackPass(blockwise, schedule, schedule.encoder, micro_batches, deque(), with_backward=True)
+    stack_pass = StackPass(blockwise, schedule.stacks[0], micro_batches, deque(), with_backward=True)
     gradients = deque(torch.ones(1000, model.config.d_model, dtype=torch.bfloat16) for _ in range(2))
-    stack_pass.backward(gradients, None)
+    stack_pass.backward(gradients, keep_gradients)
     assert model.embedding.grad is not None
     assert (model.embedding.grad[9] == 2000).all() and model.embedding.grad.sum() == 2000 * model.config.d_model
     assert not gradients, "they are not held any longer than that"

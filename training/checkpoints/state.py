@@ -6,8 +6,10 @@ Data order, masks, dropout and rounding are functions of (seed, step), so there 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from engine.loss_scaling import LossScaling
@@ -27,8 +29,9 @@ NAMES = {
     "malloc": MALLOCS,
     "weights_in": WEIGHTS_IN,
 }  # of a choice
-# What a choice of a version before there was such a field did.
-BEFORE = {"compiled": False}
+# What states and choices say of fields that versions before did not have, so that their runs go on as they were.
+STATE_BEFORE: dict[str, Any] = {}
+CHOICE_BEFORE: dict[str, Any] = {"compiled": False}
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,10 @@ def read_training_state(folder: Path) -> TrainingState:
     path = folder / STATE / TRAINING_FILE
     try:
         content = json.loads(read_text(path))
-        state: TrainingState = _filled(TrainingState, content, "it")
+        state: TrainingState = _filled(TrainingState, content, "it", STATE_BEFORE)
         if state.choice is not None:
-            choice = {**BEFORE, **state.choice}
-            state = replace(state, choice=asdict(_filled(ExecutionPlan, choice, "its choice")))
+            choice = _filled(ExecutionPlan, state.choice, "its choice", CHOICE_BEFORE)
+            state = replace(state, choice=asdict(choice))
         for name, cls in (("loss_scaling", LossScaling), ("best_metric", BestMetric), ("measured_on", MeasuredOn)):
             if (part := getattr(state, name)) is not None:
                 _filled(cls, part, f"its {name}")
@@ -88,14 +91,17 @@ def read_training_state(folder: Path) -> TrainingState:
         ) from None
 
 
-def _filled(cls: type[Any], content: Any, what: str) -> Any:
+def _filled(cls: type[Any], content: Any, what: str, before: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """An object of a dataclass from its fields in JSON: all of them, each of its type, and none besides.
 
+    Args:
+        before: the values of fields that an earlier version did not write.
     Raises:
         ValueError: it is something else.
     """
     if not isinstance(content, dict):
         raise ValueError(say("{what} is not an object", what=what))
+    content = {**before, **content}
     types = {member.name: str(member.type) for member in fields(cls)}
     for name in types:
         if name not in content:

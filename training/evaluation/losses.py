@@ -10,7 +10,7 @@ import torch
 
 from data.batches.collate import Batch
 from engine.blockwise import Blockwise, Objective
-from engine.micro_batches import to_micro_batch
+from engine.step import to_micro_batch
 from tasks.base import Scores
 from training.processes.group import Group
 

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from data.batches.loader import StepLoader
 from data.shards.store import Manifest
 from engine.blockwise import Blockwise
-from engine.micro_batches import to_micro_batch
 from engine.objectives.preference import answer_log_probabilities
+from engine.step import to_micro_batch
 from language import say
 from memory.cleanup import clean_all
 from model.formats.adapter_folder import is_adapter, read_info

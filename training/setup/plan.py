@@ -11,8 +11,8 @@ from devices import pick
 from devices.base import Device, name_of, traits_of
 from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
-from devices.pointwise import why_not_compiled
-from engine.compiled import why_compiling_fails
+from devices.pointwise import why_no_rounding_kernel
+from engine.compiled import compiler_failure
 from language import say
 from memory.budget import FLAG, Budget, measure_budget
 from memory.estimate.peaks import CORRECTION, predict
@@ -133,7 +133,7 @@ def plan_here(run: Beginning, data: PreparedData, rows: Rows, budget: Budget, ba
         changed=StepSettings.of(config).changed_since(run.state.asked or {}),
     )
     spec = decide(machine)
-    if spec.plan.choice.compiled and (failure := why_compiling_fails(run.device.torch_device)):
+    if spec.plan.choice.compiled and (failure := compiler_failure(run.device.torch_device)):
         machine = replace(machine, no_compiler=say("torch's compiler fails: {failure}", failure=failure))
         spec = decide(machine)
     # Steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted.
@@ -152,7 +152,7 @@ def machine_of(
     """
     traits = traits_of(device.torch_device)
     speed = device.known_speed()
-    no_kernels = (why_none() or "") if device.name == "cpu" else why_not_compiled(device.torch_device)
+    no_kernels = (why_none() or "") if device.name == "cpu" else why_no_rounding_kernel(device.torch_device)
     installed = installed_bytes(budget)
     # With a budget that is named, what other programs take does not change the run.
     available = installed if budget.binding == FLAG else budget.available_bytes

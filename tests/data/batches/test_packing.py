@@ -10,7 +10,7 @@ import torch
 from data.batches.collate import Row, collate
 from data.prepare.preparing import prepare
 from engine.blockwise import Blockwise
-from engine.micro_batches import to_micro_batch
+from engine.step import to_micro_batch
 from engine.weights import WeightStore
 from model.loss import LossSettings
 from model.t5 import T5

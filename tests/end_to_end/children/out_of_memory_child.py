@@ -9,8 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from engine.blockwise import Blockwise
-from engine.gradient_checkpointing import CheckpointedBlock
+from engine.blockwise import Blockwise, CheckpointedBlock
 from train_low_mem import main
 
 FAILS = {5: 1, 9: 4}  # pass -> blocks of its backward that succeed: none is updated yet, or some blocks are

@@ -12,8 +12,8 @@ import torch
 from data.batches.collate import LabelledBatch
 from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
-from engine.micro_batches import to_micro_batch
 from engine.objectives.labels import LabelObjective
+from engine.step import to_micro_batch
 from engine.weights import WeightStore, weight_store_for
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch

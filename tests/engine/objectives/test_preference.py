@@ -14,7 +14,6 @@ from torch import Tensor
 
 from data.batches.collate import PreferenceRow, collate_preferences
 from engine.blockwise import Blockwise
-from engine.micro_batches import to_micro_batch
 from engine.objectives.preference import (
     METRICS,
     PreferenceLoss,
@@ -22,6 +21,7 @@ from engine.objectives.preference import (
     answer_log_probabilities,
     log_odds,
 )
+from engine.step import to_micro_batch
 from engine.weights import WeightStore
 from model import hf_format
 from model.loss import LossSettings

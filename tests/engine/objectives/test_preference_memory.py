@@ -28,7 +28,7 @@ from devices.malloc import tune_malloc
 from engine.optimizers import OPTIMIZERS, Step
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.weights import WeightStore
-from engine.micro_batches import to_micro_batch
+from engine.step import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.blockwise import Blockwise
 from model.loss import LossSettings

@@ -14,10 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from data.batches.collate import Batch, LabelledBatch
 from engine.blockwise import Blockwise
-from engine.micro_batches import to_micro_batch
 from engine.objectives.labels import LabelObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
+from engine.step import to_micro_batch
 from engine.weights import weight_store_for
 from memory.estimate.blocks import Adapted
 from memory.estimate.peaks import changeable, peak_of, predict
@@ -57,7 +57,7 @@ def micro_batch(shape: T5ModelConfig, rows: int) -> MicroBatch:
     if shape.num_labels:
         labels = labels[:, :1] if shape.pools_rows else source
         batch = LabelledBatch(source, lengths[0], labels, lengths[1], np.arange(rows))
-    return to_micro_batch(batch, shape, torch.device("cpu"), None)
+    return to_micro_batch(batch, shape, torch.device("cpu"))
 
 
 def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.micro_batches import to_micro_batch
 from engine.objectives.preference import METRICS
 from engine.optimizers import Step
+from engine.step import to_micro_batch
 from memory.estimate.workload import ExecutionPlan
 from model.lora.adapter import adapters_of
 from settings.declared import Config
