@@ -1,12 +1,159 @@
-"""Labels of words or letters: their shards and their presets."""
+"""Labels of words or letters: under their tokens, names in order, nothing cut unasked; their shards and presets."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
+from data.batches.collate import LabelledBatch
+from data.dataset import FILE, MMAP, REOPEN, LowMemDataset
+from data.prepare.estimate import estimate_lengths
+from data.prepare.preparing import Prepared, prepare
+from data.prepare.preview import table_of_files, table_of_shards
+from data.prepare.training_data import find_training_data
 from data.task import shard_readers
+from data.tokenizers.tokenizer import Tokenizer
+from settings.declared import Config
+from settings.errors import UserError
 from settings.loading import load
+from tests.data.loaders import loader_of
 from tests.tasks.presets import presets_of
+
+Configure = Callable[..., Config]
+PROTEINS = ["MKVLAC", "ACDW", "WWYLKKKKM", "GGAS"] * 30
+STATES = ["CCEEHH", "HHCC", "EEEHHHCCC", "CECH"] * 30
+
+
+@pytest.fixture
+def proteins(tmp_path: Path) -> Path:
+    path = tmp_path / "proteins.jsonl"
+    rows = [
+        {"sequence": text, "states": states, "mask": "0" + "1" * (len(text) - 1)}
+        for text, states in zip(PROTEINS, STATES, strict=True)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    return path
+
+
+@pytest.fixture
+def of_states(tmp_path: Path, proteins: Path) -> Callable[..., Config]:
+    def make(**flags: Any) -> Config:
+        known = {
+            "train_file": proteins, "text_column": "sequence", "label_column": "states", "head": "token",
+            "cache_dir": tmp_path / "cache",
+        }  # fmt: skip
+        return load("train", {name: str(value) for name, value in {**known, **flags}.items() if value is not None})
+
+    return make
+
+
+def rows_of(prepared: Prepared, mode: str = FILE) -> list[dict[str, Any]]:
+    return list(LowMemDataset(prepared.train_dir, mode=mode))
+
+
+def test_each_residue_has_its_label_and_masks_hide_some(of_states: Configure) -> None:
+    config = of_states()
+    prepared = prepare(config)
+    assert prepared.labels == ("C", "E", "H") and sum(prepared.label_counts) == prepared.counts[
+        "train_tokens"
+    ] - 2 * len(rows_of(prepared))
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    assert tokenizer.size == 128, "a token for each amino acid, as in ProtT5"
+    first = rows_of(prepared)[0]
+    assert tokenizer.decode(first["input_ids"]) == "MKVLAC"
+    assert first["labels"].tolist() == [-100, 0, 1, 1, 2, 2, -100]
+    for mode in (MMAP, REOPEN):
+        same = rows_of(prepared, mode)
+        assert all(np.array_equal(a[name], b[name]) for a, b in zip(rows_of(prepared), same, strict=True) for name in a)
+    loader = loader_of(prepared.train_dir, prepared.objective, config)
+    (batch,) = loader.micro_batches(0, effective_batch_size=4, batch_size=4)
+    assert isinstance(batch, LabelledBatch) and batch.labels.shape == batch.input_ids.shape
+    assert loader.longest == (10, 0) and batch.num_tokens == batch.input_lengths.sum()
+    assert batch.num_labels == (batch.input_lengths - 2).sum()
+
+
+def test_labels_of_words_go_to_their_first_tokens(configure: Configure, tmp_path: Path) -> None:
+    path = tmp_path / "words.jsonl"
+    row = {"tokens": ["EU", "rejects", "German", "call"], "ner_tags": [3, 0, 7, 0]}
+    path.write_text((json.dumps(row) + "\n") * 100, encoding="utf8")
+    prepared = prepare(configure(train_file=path, text_column="tokens", label_column="ner_tags", head="token"))
+    assert prepared.labels == ("0", "3", "7")
+    first = rows_of(prepared)[0]
+    text = "EU rejects German call"
+    expected = np.full(len(text) + 1, -100)
+    expected[[0, 3, 11, 18]] = [1, 0, 2, 0]
+    assert first["labels"].tolist() == expected.tolist()
+    row = {"tokens": ["EU"], "ner_tags": [3]}
+    path.write_text((json.dumps(row) + "\n" + json.dumps({**row, "ner_tags": [0]}) + "\n") * 50, encoding="utf8")
+    prepared = prepare(configure(train_file=path, text_column="tokens", label_column="ner_tags", head="token"))
+    assert [row["labels"].tolist()[1:] for row in rows_of(prepared)] == [[-100, -100]] * 99, "one word has one label"
+
+
+def test_plain_text_has_no_labels(configure: Configure, tmp_path: Path) -> None:
+    (tmp_path / "ner.conll").write_text("EU B-ORG\nrejects O\n\n" * 20)
+    with pytest.raises(UserError, match="label"):
+        prepare(configure(train_file=tmp_path / "ner.conll", head="token"))
+
+
+def test_rows_are_cut_only_where_it_is_asked_for(of_states: Configure, proteins: Path) -> None:
+    long = proteins.with_name("long.jsonl")
+    long.write_text((json.dumps({"sequence": "M" * 8000, "states": "H" * 8000}) + "\n") * 4, encoding="utf8")
+    prepared = prepare(of_states(train_file=long, labels="C,H"))
+    assert len(rows_of(prepared)[0]["input_ids"]) == 8001 and prepared.counts["train_cut_rows"] == 0
+    cut = prepare(of_states(max_seq_len=8))
+    row = rows_of(cut)[1]  # the second of all is held out
+    assert len(row["input_ids"]) == 8 and row["labels"].tolist() == [-100, 1, 1, 2, 2, 2, 0, -100]
+
+
+def test_wrong_rows_are_told_or_skipped(of_states: Configure, proteins: Path) -> None:
+    with pytest.raises(UserError, match="--label_column"):
+        prepare(of_states(label_column="other"))
+    with proteins.open("a", encoding="utf8") as file:
+        file.write('{"sequence": "MKV", "states": "CC"}\n')
+    with pytest.raises(UserError, match="line 121"):
+        prepare(of_states())
+    assert prepare(of_states(skip_bad_rows=True)).counts["train_bad_rows"] == 1
+
+
+def test_letters_that_share_a_token_are_refused(of_states: Configure) -> None:
+    with pytest.raises(UserError, match="--tokenizer_type=letters"):
+        prepare(of_states(tokenizer_type="bpe", vocab_size=512))
+
+
+def test_a_trained_tokenizer_knows_the_prefix(of_states: Configure) -> None:
+    prepared = prepare(of_states(prepare_text="prostt5"))
+    row, tokenizer = rows_of(prepared)[0], Tokenizer.load(prepared.tokenizer_dir)
+    assert tokenizer.id_to_token(int(row["input_ids"][0])) == "<AA2fold>" and row["labels"][0] == -100
+    assert prepared.counts["train_unknown_tokens"] == 0
+
+
+def test_labels_are_shown_under_tokens(of_states: Configure) -> None:
+    config = of_states()
+    prepared = prepare(config)
+    rows = [
+        ("columns", "sequence -> states (--text_column, --label_column)"),
+        ("tokens", "M K V L A C </s>"), ("labels", "- C E E H H -"),
+    ]  # fmt: skip
+    training_data = find_training_data(config.data, config.train.is_finetune)
+    folder = prepared.tokenizer_dir
+    assert table_of_files(config.data, training_data, config.cleaning, 1, folder) == rows
+    loader, tokenizer = (
+        loader_of(prepared.train_dir, prepared.objective, config),
+        Tokenizer.load(prepared.tokenizer_dir),
+    )
+    assert table_of_shards(config.data, prepared, loader, tokenizer, 1) == rows
+
+
+def test_lengths_are_estimated_before_anything_is_prepared(of_states: Configure) -> None:
+    config = of_states()
+    groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
+    estimate = estimate_lengths(*groups)
+    assert estimate is not None and estimate.sources.max() == 10 and estimate.targets.max() == 0
 
 
 def test_shards_of_these_labels_are_read_by_this_task() -> None:
