@@ -63,6 +63,8 @@ def find_answering(
     if not several:
         refuse_several_adapters(model)
     refuse_other_head(model, command)
+    if MODEL_HEADS[model.shape.head].has_labels:
+        refuse_for_labels(config, model.shape.head)
     if MODEL_HEADS[model.shape.head].writes_text:
         settings, problems = model.answer_settings(config, searches)
         refuse(problems)
@@ -89,6 +91,25 @@ def find_answering(
     answers = read_list(config, sources, model.tokenizer)
     note(describe(answers.tree, sources))
     return with_changes(config, **answers.settings), model, answers.tree
+
+
+def refuse_for_labels(config: Config, head: str) -> None:
+    """Refuse what only a model that writes text can heed.
+
+    Raises:
+        UserError: all settings that are named in vain.
+    """
+    values = config.as_dict()
+    problems = [
+        say(
+            "--{name} = {value}, is for models that write text, and this one gives labels; omit it",
+            name=name,
+            value=values[name],
+        )
+        for name in (*vars(config.generate), "num_answers")
+        if config.typed(name) and config.is_chosen(name)  # A line edited in `config.py` is for all models.
+    ]
+    refuse([*problems, *without_effect(config, ("objective",), MODEL_HEADS[head].task or "")])
 
 
 def refuse_other_head(model: SavedModel, command: str) -> None:

@@ -34,7 +34,7 @@ from memory.monitor import watched
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
 from settings.declared import Config, DataConfig
-from settings.errors import UserError, refuse
+from settings.errors import UserError
 from settings.fields import AUTO, counted, is_encodable
 from settings.tasks import MODEL_HEADS
 from storage import fingerprint
@@ -51,8 +51,6 @@ LABELLED_ROWS = 256  # texts of one window
 ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
 PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_column")  # settings
-REFUSED_FOR_LABELS = ("num_answers", "prompt_template", "source_prefix")  # They shape the text of prompts and answers.
-IDLE_FOR_LABELS = ("prompt_column", "response_column")
 STANDARD_INPUT = "-"
 TYPED = "--input"  # the place of a prompt that is the flag's own text: its answer keeps its line ends on the screen
 FORMAT = 5  # raise it when the same prompts would give other rows
@@ -187,24 +185,10 @@ def answering_model(config: Config) -> tuple[SavedModel, Written | Labelled]:
     named_columns = config.data
     config, model, tree = find_answering(config, "generate", PROMPT_COLUMNS)
     if MODEL_HEADS[model.shape.head].writes_text:
+        if config.typed("prepare_text") and config.is_chosen("prepare_text"):  # A file may be that of the training too.
+            text = "--{name} = {value}, has no effect on this run"
+            note(say(text, name="prepare_text", value=config.data.prepare_text))
         return model, Written(config, [config.data, named_columns], tree)
-    values = config.as_dict()
-    defaults = Config().as_dict()
-    # A file may be what a run has saved, which names all settings; a line edited in `config.py` is for all models.
-    chosen = [name for name, value in values.items() if config.typed(name) and value != defaults[name]]
-    problems = [
-        say(
-            "--{name} = {value}, is for models that write text, and this one gives labels; omit it",
-            name=name,
-            value=values[name],
-        )
-        for name in (*vars(config.generate), *REFUSED_FOR_LABELS)
-        if name in chosen
-    ]
-    refuse(problems)
-    for name in IDLE_FOR_LABELS:
-        if name in chosen:
-            note(say("--{name} = {value}, has no effect on this run", name=name, value=values[name]))
     config = config.with_saved(text_settings(model, "text_column"))
     return model, Labelled(config, text_columns(config.data, config.given("text_column"), model))
 

@@ -42,6 +42,7 @@ from language import say
 from settings.declared import CleaningConfig, Config, DataConfig, PrepareConfig
 from settings.errors import UserError, collected, refuse
 from settings.fields import AUTO, at_home, listed
+from settings.needs import without_effect
 from settings.tasks import task_named
 from storage import (
     NotMade,
@@ -185,6 +186,7 @@ def prepare_evaluation(config: Config, note: Path | None = None, once: Once = ma
     cached: Path | None = None
     with noted_in(note):
         rows = find_training_data(data, config.train.is_finetune, once, "validation_file")
+        refuse(without_effect(config, ("objective",), rows.objective))
         if rows.shards is not None:
             split = _given_split(rows.shards, VALIDATION)
         else:

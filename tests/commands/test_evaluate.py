@@ -192,6 +192,11 @@ def test_unknown_metrics_are_refused(folder: Path, tmp_path: Path) -> None:
         evaluate(settings(folder, tmp_path, metrics="meteor"))
 
 
+def test_what_the_rows_do_not_heed_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^--prepare_text = prott5, has no effect with objective pairs"):
+        evaluate(settings(folder, tmp_path, prepare_text="prott5"))
+
+
 class Rank(Group):
     """One of two processes, which remembers what it gives to sums."""
 

@@ -182,6 +182,13 @@ def test_an_answer_is_one_line_on_the_screen_and_keeps_its_line_ends_in_a_file(
     assert json.loads((tmp_path / "a.jsonl").read_text(encoding="utf8"))["response"].startswith("one\n\ntwo\u2028three")
 
 
+def test_a_preparation_of_texts_is_noted_as_without_effect_on_prompts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate(settings(folder, input="x", prepare_text="prott5"))
+    assert "--prepare_text = prott5, has no effect" in capsys.readouterr().err
+
+
 def test_columns_beside_the_prompts_take_memory_by_their_size(folder: Path, tmp_path: Path) -> None:
     """80 rows of 600 KB, which go into the output whole."""
     (tmp_path / "rows.jsonl").write_text(

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from commands.answering import find_answering
 from commands.evaluate import evaluate
 from commands.generate import generate
 from settings.errors import UserError
@@ -93,14 +94,6 @@ def test_what_is_cut_has_no_label_and_is_said(tmp_path: Path, capsys: pytest.Cap
     assert "--max_seq_len=8" in capsys.readouterr().out
 
 
-def test_settings_of_text_are_refused(tmp_path: Path) -> None:
-    folder = model(tmp_path, head="sequence", labels="few,many")
-    with pytest.raises(UserError, match="--num_beams = 4"):
-        generate(load("generate", {"model": str(folder), "input": "x", "num_beams": 4}))
-    with pytest.raises(UserError, match="--source_prefix = label: "):
-        generate(load("generate", {"model": str(folder), "input": "x", "source_prefix": "label: "}))
-
-
 def test_the_settings_of_a_run_are_a_file_for_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = model(tmp_path, head="sequence", labels="few,many")
     load("train", {"head": "sequence"}).save(tmp_path / "settings.json")
@@ -135,7 +128,21 @@ def test_a_list_with_an_entry_that_is_no_word_is_a_bad_row(tmp_path: Path) -> No
         answers(tmp_path, folder, rows, skip_bad_rows=False)
 
 
-def test_columns_of_prompts_are_noted_as_without_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("generate", {"input": "x", "prompt_column": "question"}),
+        ("generate", {"input": "x", "source_prefix": "label: "}),
+        ("generate", {"input": "x", "num_beams": 4}),
+        ("serve", {"prompt_template": "chat"}),
+        ("serve", {"temperature": 0.5}),
+        ("evaluate", {"validation_file": "rows.jsonl", "prompt_column": "question"}),
+        ("evaluate", {"validation_file": "rows.jsonl", "messages_column": "turns"}),
+        ("evaluate", {"validation_file": "rows.jsonl", "history_column": "earlier"}),
+    ],
+)
+def test_settings_of_text_are_refused(tmp_path: Path, command: str, flags: dict[str, Any]) -> None:
     folder = model(tmp_path, head="sequence", labels="few,many")
-    generate(load("generate", {"model": str(folder), "input": "x", "prompt_column": "question"}))
-    assert "--prompt_column = question" in capsys.readouterr().err
+    name, value = list(flags.items())[-1]
+    with pytest.raises(UserError, match=f"^--{name} = {value}"):
+        find_answering(load(command, {"model": str(folder), **flags}), command)

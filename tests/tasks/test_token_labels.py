@@ -1,4 +1,4 @@
-"""Texts with labels become shards: labels under their tokens, names in order, nothing cut unasked."""
+"""Labels of words or letters: under their tokens, names in order, nothing cut unasked; their shards and presets."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from data.batches.collate import LabelledBatch
 from data.dataset import FILE, MMAP, REOPEN, LowMemDataset
-from data.prepare.encode import TextEncoder
 from data.prepare.estimate import estimate_lengths
-from data.prepare.preparing import Prepared, prepare, prepare_evaluation
-from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
+from data.prepare.preparing import Prepared, prepare
+from data.prepare.preview import table_of_files, table_of_shards
 from data.prepare.training_data import find_training_data
+from data.task import shard_readers
 from data.tokenizers.tokenizer import Tokenizer
-from data.tokenizers.training import train_tokenizer
 from settings.declared import Config
 from settings.errors import UserError
 from settings.loading import load
 from tests.data.loaders import loader_of
+from tests.tasks.presets import presets_of
 
 Configure = Callable[..., Config]
 PROTEINS = ["MKVLAC", "ACDW", "WWYLKKKKM", "GGAS"] * 30
@@ -79,30 +77,6 @@ def test_each_residue_has_its_label_and_masks_hide_some(of_states: Configure) ->
     assert batch.num_labels == (batch.input_lengths - 2).sum()
 
 
-def test_numbers_are_predicted_and_names_are_sorted(configure: Configure, tmp_path: Path) -> None:
-    numbers, names = tmp_path / "numbers.csv", tmp_path / "names.parquet"
-    numbers.write_text("text,label\n" + "".join(f"text {at},{at / 8}\n" for at in range(200)))
-    table = {
-        "text": [f"text {at}" for at in range(200)],
-        "label": [["spam", "ham", "eggs"][at % 3] for at in range(200)],
-    }
-    pq.write_table(pa.table(table), names)
-    prepared = prepare(configure(train_file=numbers, head="sequence", labels="regression"))
-    assert prepared.labels == () and [row["labels"].tolist() for row in rows_of(prepared)][:2] == [[0.0], [0.25]]
-    with pytest.raises(UserError, match="--labels=regression"):
-        prepare(configure(train_file=numbers, head="sequence"))
-    prepared = prepare(configure(train_file=names, head="sequence"))
-    assert prepared.labels == ("eggs", "ham", "spam") and rows_of(prepared)[0]["labels"].tolist() == [2]
-    ordered = configure(train_file=names, head="sequence", labels="spam,ham,eggs")
-    assert rows_of(prepare(ordered))[0]["labels"].tolist() == [0]
-    with pytest.raises(UserError, match="'eggs'"):
-        prepare(configure(train_file=names, head="sequence", labels="spam,ham"))
-    evaluated = prepare_evaluation(
-        configure(train_file=numbers, validation_file=names, head="sequence", labels="spam,ham,eggs")
-    )
-    assert evaluated.counts["validation_rows"] == 200
-
-
 def test_labels_of_words_go_to_their_first_tokens(configure: Configure, tmp_path: Path) -> None:
     path = tmp_path / "words.jsonl"
     row = {"tokens": ["EU", "rejects", "German", "call"], "ner_tags": [3, 0, 7, 0]}
@@ -151,31 +125,11 @@ def test_letters_that_share_a_token_are_refused(of_states: Configure) -> None:
         prepare(of_states(tokenizer_type="bpe", vocab_size=512))
 
 
-@pytest.mark.parametrize("how", ["prott5", "prostt5", "ankh"])
-def test_prepared_proteins_have_a_token_for_each_letter(how: str) -> None:
-    pieces = ["A B C D E F G H I K L M N P Q R S T V W X Y Z <AA2fold>"] * 2
-    tokenizer = train_tokenizer(pieces, "words", 200, 2**20)
-    encoder = TextEncoder(tokenizer, how)
-    ids, places = encoder.with_places("MKUAC")
-    assert encoder.encode(["MKUAC"])[0].tolist() == ids.tolist()
-    letters = "".join(str(tokenizer.id_to_token(int(number))) for number in ids[places])
-    assert letters == ("MK<unk>AC" if how == "ankh" else "MKXAC")
-
-
 def test_a_trained_tokenizer_knows_the_prefix(of_states: Configure) -> None:
     prepared = prepare(of_states(prepare_text="prostt5"))
     row, tokenizer = rows_of(prepared)[0], Tokenizer.load(prepared.tokenizer_dir)
     assert tokenizer.id_to_token(int(row["input_ids"][0])) == "<AA2fold>" and row["labels"][0] == -100
     assert prepared.counts["train_unknown_tokens"] == 0
-
-
-def test_proteins_without_blanks_are_told(of_states: Configure, tmp_path: Path, proteins: Path) -> None:
-    train_tokenizer(["M K V L A C D W Y G S"], "words", 200, 2**20).save(tmp_path / "tokenizer")
-    flags = {"head": None, "objective": "denoise", "tokenizer_dir": tmp_path / "tokenizer", "label_column": None}
-    raw, blanks = (of_states(**flags, prepare_text=how) for how in ("none", "prott5"))
-    ((_, told),) = [row for row in lost_of_shards(raw.data, prepare(raw)) if row[0] == "unknown"]
-    assert "--prepare_text" in told
-    assert prepare(blanks).counts["train_unknown_tokens"] == 0, "pretraining prepares texts too"
 
 
 def test_labels_are_shown_under_tokens(of_states: Configure) -> None:
@@ -200,3 +154,13 @@ def test_lengths_are_estimated_before_anything_is_prepared(of_states: Configure)
     groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
     estimate = estimate_lengths(*groups)
     assert estimate is not None and estimate.sources.max() == 10 and estimate.targets.max() == 0
+
+
+def test_shards_of_these_labels_are_read_by_this_task() -> None:
+    assert shard_readers()["token"].name == "token"
+
+
+@pytest.mark.parametrize("preset", presets_of("token"))
+def test_presets_load(preset: str) -> None:
+    config = load("train", {"preset": preset, "train_file": "x"})
+    assert (config.model.head, config.data.objective) == ("token", "token")
