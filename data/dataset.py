@@ -36,7 +36,7 @@ from settings.errors import UserError, refuse
 from settings.fields import listed
 
 ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows
-MOST_ROWS_PER_BATCH = 2**30
+MOST_DIGITS = 9  # of that number
 MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
 KEPT_BYTES = 64 * 1024**2  # of rows that are decoded, beside the one that is read
 MOST_PROBLEMS = 20  # that are listed of one dataset's columns
@@ -121,8 +121,10 @@ class ArrowTable:
         reader = pa.ipc.open_file(file)
         self.schema = reader.schema
         count = reader.num_record_batches
-        metadata = self.schema.metadata or {}
-        rows_per_batch = min(max(int(metadata.get(ROWS_PER_BATCH_KEY, b"0")), 0), MOST_ROWS_PER_BATCH)
+        stated = (self.schema.metadata or {}).get(ROWS_PER_BATCH_KEY, b"0")
+        if not stated.isdigit() or len(stated) > MOST_DIGITS:
+            raise pa.ArrowInvalid("the number of rows per batch is no number")
+        rows_per_batch = int(stated)
         if rows_per_batch and count:
             self._starts = range(0, rows_per_batch * count, rows_per_batch)
             _, rows_of_last = starts([reader.get_batch(count - 1).num_rows])

@@ -189,6 +189,9 @@ def test_a_file_may_name_its_rows_per_batch(tmp_path: Path) -> None:
     dataset = LowMemDataset(write(tmp_path / "b.arrow", "file", table, 32), ["number"])  # or lie about it
     with pytest.raises(UserError, match="fewer rows than the file says"):
         dataset[63]
+    table = TABLE.replace_schema_metadata({ROWS_PER_BATCH_KEY: b"many"})
+    with pytest.raises(UserError, match="is no number"):
+        LowMemDataset(write(tmp_path / "c.arrow", "file", table))
 
 
 def _read_in_child(dataset: LowMemDataset, queue: Any) -> None:
