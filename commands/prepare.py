@@ -44,8 +44,8 @@ def prepare(config: Config) -> None:
     if config.prepare.preview:  # Writes no shards, and at most a tokenizer into the cache.
         settings = config.data
         training_data = look(config, find_training_data, settings, config.train.is_finetune)
-        check_heeded(config, training_data)
         if training_data.shards is None:
+            check_heeded(config, training_data)
             kind = config.tokenizer.tokenizer_type
             limits = tokenizer_limits(config.memory.memory_budget)
             size = config.model.vocab_size

@@ -36,9 +36,9 @@ from settings.errors import UserError, refuse
 from settings.fields import listed
 
 ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows
-MOST_ROWS_PER_BATCH = 2**30
+MOST_DIGITS = 9  # of that number
 MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
-KEPT_BYTES = 64 * 1024**2  # of decoded rows of a Parquet file
+KEPT_BYTES = 64 * 1024**2  # of rows that are decoded, beside the one that is read
 MOST_PROBLEMS = 20  # that are listed of one dataset's columns
 NUMBERS = (pa.IntegerArray, pa.FloatingPointArray)  # dates and times are none
 CHANGED = say("its size has changed since it was opened")
@@ -79,7 +79,10 @@ OPENERS = {MMAP: pa.memory_map, FILE: pa.OSFile, REOPEN: lambda path: pa.PythonF
 
 
 class LastBatch:
-    """The record batch that the last row came from, one for all files of a dataset: neighbours of that row lie in it too."""
+    """The record batch that the last row came from, one for all files of a dataset: neighbours of that row lie in it too.
+
+    A batch of more than `KEPT_BYTES` is not kept, and none with "reopen".
+    """
 
     def __init__(self) -> None:
         self.key: tuple[ArrowTable, int] | None = None
@@ -118,23 +121,30 @@ class ArrowTable:
         reader = pa.ipc.open_file(file)
         self.schema = reader.schema
         count = reader.num_record_batches
-        metadata = self.schema.metadata or {}
-        rows_per_batch = min(max(int(metadata.get(ROWS_PER_BATCH_KEY, b"0")), 0), MOST_ROWS_PER_BATCH)
+        stated = (self.schema.metadata or {}).get(ROWS_PER_BATCH_KEY, b"0")
+        if not stated.isdigit() or len(stated) > MOST_DIGITS:
+            raise pa.ArrowInvalid("the number of rows per batch is no number")
+        rows_per_batch = int(stated)
         if rows_per_batch and count:
             self._starts = range(0, rows_per_batch * count, rows_per_batch)
-            self.num_rows = self._starts[-1] + reader.get_batch(count - 1).num_rows
+            _, rows_of_last = starts([reader.get_batch(count - 1).num_rows])
+            self.num_rows = self._starts[-1] + rows_of_last
         else:
             self._starts, self.num_rows = starts(reader.get_batch(number).num_rows for number in range(count))
 
     def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
         """Copy a row out of its batch."""
         number = bisect_right(self._starts, row) - 1
-        if self._last.key != (self, number) or self.mode == REOPEN:
-            self._last.forget()  # before the next is read: two batches are never held
-            self._open()
-            self._last.batch = self._batch(number)
+        inside = row - self._starts[number]
+        if self._last.key == (self, number):
+            return _plain_row(self._last.batch, inside, columns)
+        self._last.forget()  # before the next is read: two batches are never held
+        self._open()
+        batch = self._batch(number)
+        if self.mode != REOPEN and batch.get_total_buffer_size() <= KEPT_BYTES:
+            self._last.batch = batch
             self._last.key = self, number
-        return _plain_row(self._last.batch, row - self._starts[number], columns)
+        return _plain_row(batch, inside, columns)
 
     def _open(self) -> None:
         if self._file is None:

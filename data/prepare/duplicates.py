@@ -86,15 +86,16 @@ def find_duplicates(
 
 def repeats(paths: Sequence[Path]) -> NDArray[np.bool_]:
     """Say which digests of files, one behind the other, stand further ahead in them too."""
-    files = [np.memmap(path, np.uint64, "r") for path in paths if path.stat().st_size]
-    starts = np.cumsum([0, *map(len, files)])
+    sizes = [path.stat().st_size // np.dtype(np.uint64).itemsize for path in paths]
+    starts = np.cumsum([0, *sizes])
     doubles = np.ones(int(starts[-1]), np.bool_)
     buckets = -(-len(doubles) // BUCKET_ROWS)
     for bucket in range(buckets):
         # Within a file first: one text may be most of the rows.
         distinct = [np.zeros(0, np.uint64)]
         places = [np.zeros(0, np.int64)]
-        for start, digests in zip(starts, files, strict=False):
+        for start, path in zip(starts, paths, strict=False):
+            digests = np.fromfile(path, np.uint64)  # A file that stays mapped stays open, and a corpus has thousands.
             rows = np.flatnonzero((digests >> np.uint64(32)) % np.uint64(buckets) == bucket)
             values, first = np.unique(digests[rows], return_index=True)
             distinct.append(values)

@@ -38,6 +38,7 @@ from storage import OtherParts, Parts, remove
 HELD_OUT_ONE_IN = 100
 STATES = "states"
 DIGESTS = "digests"
+BROKEN = "broken"  # what rows that cannot be read are called among those that are left out
 COUNTS = (
     "rows",
     "tokens",
@@ -244,6 +245,7 @@ class Writing:
         try:
             self.splits = {name: Split(folder / name, job, vocab_size, state["splits"][name]) for name in names}
         except (ValueError, FileNotFoundError):
+            remove(folder / STATES)
             raise UserError(
                 "{folder}: is damaged, how far an interrupted attempt got is not known; run the command again, it "
                 "starts over",
@@ -332,7 +334,7 @@ class Writing:
         split.counts["bad_rows"] = self.bad_rows.count
         if self.bad_rows.count:
             samples = [example[:SAMPLE_CHARS] for example in self.bad_rows.examples]
-            self.dropped.merge(Dropped({"broken": {"count": self.bad_rows.count, "samples": samples}}))
+            self.dropped.merge(Dropped({BROKEN: {"count": self.bad_rows.count, "samples": samples}}))
         if not job.skip_bad_rows:
             job.task.refuse_dropped(self.dropped, _named(sources))
         self._check_enough(name, name, sources, say("name a file with text"))
@@ -362,7 +364,8 @@ class Writing:
         counts = self.splits[read].counts
         left_out: object = counts["dropped_rows"] + counts["duplicate_rows"]
         if left_out:
-            reasons = [f"{reason}: {entry['count']}" for reason, entry in self.dropped.reasons.items()]
+            entries = self.dropped.reasons.items()
+            reasons = [f"{reason}: {entry['count']}" for reason, entry in entries if reason != BROKEN]
             left_out = f"{left_out} ({', '.join(reasons)})"
         problem = say(
             "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out by "

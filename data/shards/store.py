@@ -77,7 +77,7 @@ class Manifest:
                 root=root / MANIFEST,
                 format=FORMAT,
             )
-        name = next(_wrong(content, FIELDS, "it"), None)
+        name = next(_wrong(content, FIELDS, "it"), None if content.get("splits") else "splits")
         if name is not None:
             raise UserError(
                 "{root}: {name} is not what belongs there; copy the folder again, or delete it and prepare it again",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from decimal import Decimal
+from decimal import Context, Decimal
 from math import isinf, isnan
 from typing import Any
 
@@ -20,6 +20,7 @@ from settings.fields import counted, listed
 
 Span = tuple[int, int]  # where a letter or word begins, and where it ends
 MOST_LABELS = 4096
+EXACT = Context(prec=76)  # digits of the widest decimals of Arrow
 # By what `_name` makes of the cells of a mask.
 MASKS: dict[str | None, bool] = {"1": True, "true": True, "True": True, "0": False, "false": False, "False": False}
 LARGEST_NUMBER = 3.4028234e38  # that float32 holds, in which labels are stored
@@ -170,8 +171,8 @@ def _digits(number: float | Decimal) -> str | None:
         return None
     if isinf(number):
         raise ValueError(say("holds {entry}, which is no label; leave it empty where there is none", entry=number))
-    shortest = (Decimal(str(number)) + 0).normalize()  # By int(), 1e23 would be 99999999999999991611392.
-    return format(shortest, "f")
+    exact = EXACT.add(Decimal(str(number)), 0)  # By int(), 1e23 would be 99999999999999991611392.
+    return format(EXACT.normalize(exact), "f")
 
 
 def _number(label: str) -> float:

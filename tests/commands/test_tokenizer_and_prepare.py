@@ -100,3 +100,7 @@ def test_prepare_tells_what_became_of_the_rows(
     assert "span" in told and "train rows" in told and f"--train_file={tmp_path / 'shards'}" in told
     with pytest.raises(UserError, match="holds token shards"):
         tokenizer(settings("tokenizer", tmp_path, tmp_path / "shards"))
+    capsys.readouterr()
+    of_shards = {"validation_file": str(text_file), "clean": "True", "preview": "1"}
+    prepare(settings("prepare", tmp_path, tmp_path / "shards", **of_shards))  # The validation data are cleaned.
+    assert "examples exactly as the model receives them" in capsys.readouterr().out

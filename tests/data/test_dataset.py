@@ -110,6 +110,25 @@ def test_of_a_large_row_group_the_last_rows_are_kept(
         assert dataset[index] == {"number": index, "text": f"row {index} " * (index % 5)}
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_of_record_batches_the_last_small_one_is_kept(tmp_path: Path, mode: str) -> None:
+    def bytes_after(rows: int) -> int:
+        table = pa.table({"text": ["x" * 1000] * rows})
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with (
+            pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+            pa.ipc.new_file(file, table.schema, options=options) as new,
+        ):
+            new.write_table(table)
+        del table
+        dataset, before = LowMemDataset(tmp_path / "a.arrow", mode=mode), pa.total_allocated_bytes()
+        assert dataset[1] == dataset[rows - 1]
+        return pa.total_allocated_bytes() - before
+
+    assert bytes_after(80_000) < 1024**2, "it is larger than all that is kept"
+    assert (bytes_after(1000) > 500_000) == (mode != "reopen")
+
+
 def test_modes_that_do_not_exist_or_contradict_are_user_errors(tmp_path: Path) -> None:
     path = write(tmp_path / "a.arrow", "file")
     with pytest.raises(UserError, match="mode = fast, is not known; allowed: mmap, file, reopen"):
@@ -170,6 +189,9 @@ def test_a_file_may_name_its_rows_per_batch(tmp_path: Path) -> None:
     dataset = LowMemDataset(write(tmp_path / "b.arrow", "file", table, 32), ["number"])  # or lie about it
     with pytest.raises(UserError, match="fewer rows than the file says"):
         dataset[63]
+    table = TABLE.replace_schema_metadata({ROWS_PER_BATCH_KEY: b"many"})
+    with pytest.raises(UserError, match="is no number"):
+        LowMemDataset(write(tmp_path / "c.arrow", "file", table))
 
 
 def _read_in_child(dataset: LowMemDataset, queue: Any) -> None:

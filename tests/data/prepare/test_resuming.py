@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
@@ -187,16 +188,17 @@ def test_a_damaged_state_is_passed_over_for_the_one_before(
     assert content(tmp_path / "shards") == content(tmp_path / "alone")
 
 
+@pytest.mark.parametrize("damage", [lambda path: os.truncate(path, 10), os.remove])
 def test_rows_that_cannot_be_gone_back_to_are_told_and_made_anew(
-    tmp_path: Path, byte_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, byte_dir: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
 ) -> None:
     config = load("prepare", job(tmp_path, byte_dir, 1200))
     interrupted(config, monkeypatch)
     partial = tmp_path / "shards.partial"
-    os.truncate(next((partial / "train").glob("*.tmp")), 10)
+    damage(next((partial / "train").glob("*.tmp")))
     with pytest.raises(UserError, match=f"{partial}: is damaged"):
         prepare(config)
-    assert not partial.exists()
+    assert prepare(config).train_dir.parent == tmp_path / "shards"
 
 
 def test_an_attempt_at_another_job_is_not_taken_over(

@@ -130,6 +130,7 @@ def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
     "changes, told",
     [
         ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is not what"),
+        ({"splits": {}}, "splits is not what"),
         (
             {"splits": {"train": {**SPLIT, "shards": [{"file": "../../etc/passwd", "rows": 1, "crc32": 0}]}}},
             "file is not what",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 import pytest
 
@@ -26,6 +27,7 @@ def test_labels_of_tokens_are_written_in_several_ways(cell: object) -> None:
         (0.25, "0.25"),
         (2**53 + 1, "9007199254740993"),
         (1e23, "1" + "0" * 23),
+        (Decimal("0." + "1" * 38), "0." + "1" * 38),
         (-0.0, "0"),
         (10**400, "1" + "0" * 400),
         ("[a]", "[a]"),
