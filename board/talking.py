@@ -26,7 +26,6 @@ from typing import Any
 import childproc
 from board.reader import Folders
 from language import say, spoken
-from settings.errors import reason_of
 from settings.program import full_name, python_command
 
 MOST_MODELS = 2
@@ -35,6 +34,7 @@ LOAD_SECONDS = 300.0
 SILENT_SECONDS = 300.0
 ENDING_SECONDS = 5.0
 LONGEST_LINE = 2**22  # The labels of all letters of the longest question are one line.
+HISTORY_BYTES = 2**17  # The earlier turns that are sent: half of what `serve` reads of a request.
 HOST = "127.0.0.1"
 ADDRESS = re.compile(rf"http://{re.escape(HOST)}:(\d+)/v1".encode())
 SERVE = tuple(python_command(f"from {full_name('board.talking')} import run_server; run_server()"))
@@ -101,9 +101,13 @@ class Server:
             self.errors.append(line.decode("utf8", "replace").rstrip())
 
     async def death(self) -> NoAnswer:
-        """Why a process that has ended, or is just ending, gives no answer."""
+        """Why a process that has ended, is just ending, or has closed a connection gives no answer."""
         await asyncio.wait([self.watching], timeout=ENDING_SECONDS)
-        return NoAnswer("\n".join(self.errors) or say("the model's process has ended"))
+        if self.child.returncode is None:
+            return NoAnswer(say("the model's process has closed the connection; ask again"))
+        if self.child.returncode < 0 or not self.errors:  # What was killed could not say why.
+            return NoAnswer(say("the model's process has ended"))
+        return NoAnswer("\n".join(self.errors))
 
     async def answer(self, messages: Turns, temperature: float) -> Records:
         """What the model says to the newest message, by what it does first: text in pieces, labels, or a vector.
@@ -120,7 +124,7 @@ class Server:
                 async for record in answers:
                     yield record["data"][0]
             return
-        chat = {"messages": messages, "temperature": temperature, "stream": True}
+        chat = {"messages": _newest(messages), "temperature": temperature, "stream": True}
         async with aclosing(self._records("POST", path, chat)) as chunks:
             async for record in chunks:
                 choice = record["choices"][0]
@@ -134,7 +138,7 @@ class Server:
         """The JSON objects of an answer, of which a stream of events has several."""
         reader, writer = await asyncio.open_connection(HOST, self.port, limit=LONGEST_LINE)
         try:
-            body = json.dumps(content).encode()
+            body = json.dumps(content, ensure_ascii=False).encode()
             # In HTTP/1.0 the body of an answer is sent as it is, and ends with the connection.
             head = (
                 f"{method} {path} HTTP/1.0\r\nHost: {HOST}:{self.port}\r\nAuthorization: Bearer {self.key}\r\n"
@@ -151,6 +155,19 @@ class Server:
                     yield record
         finally:
             writer.close()
+
+
+def _newest(messages: Turns) -> Turns:
+    """The newest of a conversation: the question, and as many earlier questions and answers as may be sent with it."""
+    first = len(messages) - 1
+    size = 0
+    while first > 0:
+        start = max(0, first - 2)
+        size += len(json.dumps(messages[start:first], ensure_ascii=False).encode())
+        if size > HISTORY_BYTES:
+            break
+        first = start
+    return messages[first:]
 
 
 @dataclass
@@ -187,10 +204,11 @@ class Talks:
         except (asyncio.TimeoutError, TimeoutError):
             yield {"problem": say("no answer within {seconds:.0f} s", seconds=SILENT_SECONDS)}
         except NoAnswer as error:
-            yield {"problem": reason_of(error)}
+            yield {"problem": error.args[0]}
         except (OSError, EOFError):  # The connection broke.
             assert server is not None
-            yield {"problem": reason_of(await server.death())}
+            death = await server.death()
+            yield {"problem": death.args[0]}
         finally:
             if server is not None:
                 server.requests -= 1

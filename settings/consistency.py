@@ -243,7 +243,7 @@ def _are_weights(text: str | None) -> bool:
         weights = [float(word) for word in str(text).split(",")]
     except ValueError:
         return False
-    return min(weights) >= 0 and 0 < max(weights) < math.inf
+    return all(0 <= weight < math.inf for weight in weights) and any(weights)
 
 
 def _label_score_problem(best: str, labels: str) -> str:

@@ -244,6 +244,7 @@ def test_a_head_takes_the_decoder_away_unless_it_is_asked_for() -> None:
         ({"labels": "3"}, "labels"),
         ({"head": "token", "num_decoder_layers": 2}, "num_decoder_layers"),
         ({"head": "token", "class_weights": "1,x"}, "class_weights"),
+        ({"head": "token", "class_weights": "1,nan"}, "class_weights"),
         ({"head": "sequence", "objective": "span"}, "objective"),
     ],
 )

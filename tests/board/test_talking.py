@@ -27,7 +27,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 flags = dict(word[2:].split('=', 1) for word in json.loads(sys.stdin.readline()))
 name = os.path.basename(flags['model'])
 if name == 'large':
-    sys.exit(print('does not fit', file=sys.stderr) or 3)
+    sys.exit(print('does not fit\\n' + 300 * '.', file=sys.stderr) or 3)
 
 class Handler(BaseHTTPRequestHandler):
     def log_message(self, *words):
@@ -53,6 +53,8 @@ class Handler(BaseHTTPRequestHandler):
         if text == 'die':
             print('the model broke', file=sys.stderr, flush=True)
             os._exit(1)
+        if text == 'killed':
+            os.kill(os.getpid(), 9)
         end = None if text == 'long' else 'length' if text == 'cut' else 'stop'
         said = f"{len(body['messages'])} {text}"
         choices = [{'delta': {'role': 'assistant', 'content': ''}, 'finish_reason': None}]
@@ -64,6 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
 server = ThreadingHTTPServer((flags['host'], 0), Handler)
 print('a line that is no address', flush=True)
+print('a note', file=sys.stderr, flush=True)
 print(f'serving at http://127.0.0.1:{server.server_port}/v1', flush=True)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 sys.stdin.read()
@@ -125,8 +128,9 @@ def test_answers_come_from_one_process_as_long_as_it_is_there(tmp_path: Path) ->
         assert await ask(talks, "cut") == [{"piece": "1 cut"}, {"is_cut": True}]
         assert await ask(talks, "refused") == [{"problem": "too long"}]
         assert processes(talks) == before
-        assert await ask(talks, "die") == [{"problem": "the model broke"}]
+        assert await ask(talks, "die") == [{"problem": "a note\nthe model broke"}]
         assert (await ask(talks, "again"))[0] == {"loading": True}, "another process takes its place"
+        assert await ask(talks, "killed") == [{"problem": "the model's process has ended"}]
         for model in ("two", "three"):
             await ask(talks, "x", model)
         assert set(processes(talks)) == {"two", "three"}, "the one that was used least made room"
@@ -141,9 +145,20 @@ def test_labels_are_passed_on_as_they_are(tmp_path: Path) -> None:
     talking(tmp_path, go)
 
 
+def test_a_conversation_that_is_too_long_for_a_request_loses_its_oldest_turns(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "问" * 20_000}, {"role": "assistant", "content": "答" * 1000}]
+    question = {"role": "user", "content": "?"}
+
+    async def go(talks: Talks) -> None:
+        answer = [record async for record in talks.answer("one", [*turns * 50, question])]
+        assert {"piece": "5 ?"} in answer
+
+    talking(tmp_path, go)
+
+
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     async def go(talks: Talks) -> None:
-        assert await ask(talks, "x", "large") == [{"loading": True}, {"problem": "does not fit"}]
+        assert await ask(talks, "x", "large") == [{"loading": True}, {"problem": "does not fit\n" + 300 * "."}]
 
     talking(tmp_path, go)
 

@@ -38,7 +38,6 @@ def tracker_names(log_with: str | None) -> list[str]:
     """
     if not log_with:
         return []
-    problems: list[str] = []
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # which loads torch
 
     names = list(dict.fromkeys(word.strip().lower() for word in log_with.split(",") if word.strip()))
