@@ -129,6 +129,21 @@ def test_an_interrupted_run_goes_on_behind_its_last_part(
     assert len(read(output)) == len(PROMPTS)
 
 
+def test_a_link_and_a_pipe_are_written_through(folder: Path, tmp_path: Path) -> None:
+    source, target, link = write_prompts(tmp_path / "p.jsonl"), tmp_path / "disk" / "answers.jsonl", tmp_path / "link"
+    target.parent.mkdir()
+    target.touch()
+    link.symlink_to(target)
+    generate(settings(folder, input=source, output=link))
+    assert link.is_symlink() and len(read(target)) == len(PROMPTS)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    generate(settings(folder, input=source, output=pipe))
+    assert os.read(reader, 2**16) == target.read_bytes() and pipe.is_fifo()
+    os.close(reader)
+
+
 def test_a_refused_call_leaves_nothing_in_the_way_of_the_next(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(json.dumps({"question": "a"}) + "\n")
     output = tmp_path / "out" / "z.jsonl"
@@ -390,6 +405,12 @@ def test_standard_input_is_read_line_by_line(
         else:
             generate(settings(folder, input="-", output=tmp_path / "out.jsonl"))
     assert [row["prompt"] for row in read(tmp_path / "out.jsonl")] == ["short", "", "河水从桥下流过"]
+    together = answering.answering_model(
+        settings(folder, input="-", output=tmp_path / "out.jsonl", generate_batch_size=2)
+    )[1]
+    together.load(load_model(together.config, find_model(together.config), together.least))
+    (window,) = together.windows(iter([answering.Prompt("", text, {}) for text in ("short", "", "third")]))
+    assert len(window) == 3, "nobody waits for each answer"
 
 
 def test_what_answers_loads_no_trainer() -> None:
