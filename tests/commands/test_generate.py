@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from commands import generate as answering
-from commands.generate import generate
+from commands.generate import answering_model, generate
+from data.sources.prompts import Prompt
 from devices.cpu import CpuDevice
 from memory.answers import AnswerBatch
 from memory.monitor import Monitor
@@ -204,7 +205,8 @@ def test_columns_beside_the_prompts_take_memory_by_their_size(folder: Path, tmp_
     )
     code = """
 import contextlib
-from commands.generate import generate
+from commands.generate import answering_model, generate
+from data.sources.prompts import Prompt
 from training.loaded_model import load_model
 from config import load
 
@@ -405,11 +407,9 @@ def test_standard_input_is_read_line_by_line(
         else:
             generate(settings(folder, input="-", output=tmp_path / "out.jsonl"))
     assert [row["prompt"] for row in read(tmp_path / "out.jsonl")] == ["short", "", "河水从桥下流过"]
-    together = answering.answering_model(
-        settings(folder, input="-", output=tmp_path / "out.jsonl", generate_batch_size=2)
-    )[1]
+    together = answering_model(settings(folder, input="-", output=tmp_path / "out.jsonl", generate_batch_size=2))[1]
     together.load(load_model(together.config, find_model(together.config), together.least))
-    (window,) = together.windows(iter([answering.Prompt("", text, {}) for text in ("short", "", "third")]))
+    (window,) = together.windows(iter([Prompt("", text, {}) for text in ("short", "", "third")]))
     assert len(window) == 3, "nobody waits for each answer"
 
 
