@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from language import Message, join, say
@@ -27,6 +28,15 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return str(join("\n", self.problems))
+
+
+@contextmanager
+def collected(problems: list[str]) -> Iterator[None]:
+    """A context whose UserError is added to others, to be raised with them."""
+    try:
+        yield
+    except UserError as error:
+        problems += error.problems
 
 
 def refuse(problems: Sequence[str]) -> None:

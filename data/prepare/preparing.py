@@ -34,13 +34,13 @@ from data.progress import noted_in
 from data.shards import store as shards
 from data.shards.store import TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources.columns import Columns
-from data.sources.files import collected, set_names, source_facts, sources_fingerprint
+from data.sources.files import set_names, source_facts, sources_fingerprint
 from data.task import Table, Task
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.declared import CleaningConfig, Config, DataConfig, PrepareConfig
-from settings.errors import UserError, refuse
+from settings.errors import UserError, collected, refuse
 from settings.fields import AUTO, at_home, listed
 from settings.tasks import task_named
 from storage import (

@@ -10,8 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
@@ -22,7 +21,7 @@ from data.sources.places import Place, is_glob, list_remote, local_path, public
 from data.sources.source import Source, detect
 from formats import TSV
 from language import join, say
-from settings.errors import UserError, reason_of, refuse
+from settings.errors import UserError, collected, reason_of, refuse
 from settings.fields import near_path
 from storage import fingerprint
 
@@ -70,15 +69,6 @@ def _detected(files: Iterable[tuple[int, Place]], name: str, problems: list[str]
             sources.setdefault(file, detect(file, name, number))
     refuse(problems)
     return list(sources.values())
-
-
-@contextmanager
-def collected(problems: list[str]) -> Iterator[None]:
-    """A context whose UserError is added to others, to be raised with them."""
-    try:
-        yield
-    except UserError as error:
-        problems += error.problems
 
 
 def parts_of(spec: str) -> list[str]:

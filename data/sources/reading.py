@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from childproc import CRASHED, MEMORY, ChildDied
 from data.sources.columns import Columns
-from data.sources.files import collected
 from data.sources.layouts import TEACHES, recognise
 from data.sources.lines import BadRows, Record, batches
 from data.sources.reader import Head, reader_of
@@ -27,7 +26,7 @@ from data.text.conversations import TextRow
 from formats import ENCRYPTED, TEXT
 from language import join, say
 from settings.declared import DataConfig
-from settings.errors import DoesNotFit, UserError, reason_of, refuse
+from settings.errors import DoesNotFit, UserError, collected, reason_of, refuse
 from settings.fields import is_encodable, listed
 from units import format_size
 
