@@ -407,9 +407,9 @@ def test_standard_input_is_read_line_by_line(
         else:
             generate(settings(folder, input="-", output=tmp_path / "out.jsonl"))
     assert [row["prompt"] for row in read(tmp_path / "out.jsonl")] == ["short", "", "河水从桥下流过"]
-    together = answering_model(settings(folder, input="-", output=tmp_path / "out.jsonl", generate_batch_size=2))[1]
-    together.load(load_model(together.config, find_model(together.config), together.least))
-    (window,) = together.windows(iter([Prompt("", text, {}) for text in ("short", "", "third")]))
+    writer = answering_model(settings(folder, input="-", output=tmp_path / "out.jsonl", generate_batch_size=2))[1]
+    writer.load(load_model(writer.config, find_model(writer.config), writer.least))
+    (window,) = writer.windows(iter([Prompt("", text, {}) for text in ("short", "", "third")]))
     assert len(window) == 3, "nobody waits for each answer"
 
 
