@@ -33,7 +33,7 @@ from memory.answers import AnswerBatch
 from memory.monitor import watched
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
-from settings.declared import Config, DataConfig
+from settings.declared import AnswerConfig, Config, DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO, counted, is_encodable
 from settings.tasks import MODEL_HEADS
@@ -248,7 +248,7 @@ class Written:
             # Of the longest prompt that may come; those that do come decide what is answered at once.
             longest = AnswerBatch.by(self.config.generate, ANSWERED_TOGETHER, self.config.data.max_seq_len)
             rows = self.trained.answer_budget.rows(longest)
-        for window in _windows(prompts, max(1, int(rows)) * WINDOW_BATCHES, self.config.answer.input):
+        for window in _windows(prompts, max(1, int(rows)) * WINDOW_BATCHES, self.config.answer):
             inputs = [self.encoder.encode(prompt) for prompt in window if prompt.text]
             ranked = iter(self.trained.writer(self.config).ranked(inputs, self.config.answer.num_answers))
             blank = [ScoredAnswer([], 0.0)]
@@ -291,7 +291,7 @@ class Labelled:
 
     def windows(self, prompts: Iterator[Prompt]) -> Iterator[Window]:
         """Label texts in windows, in their order; a blank text has no label."""
-        for window in _windows(prompts, LABELLED_ROWS, self.config.answer.input):
+        for window in _windows(prompts, LABELLED_ROWS, self.config.answer):
             filled = [prompt for prompt in window if prompt.text.strip()]
             texts = [self.labeller.encode(prompt.text, prompt.words) for prompt in filled]
             for prompt, text in zip(filled, texts, strict=True):
@@ -312,14 +312,15 @@ class Labelled:
         return self.cut.notes()
 
 
-def _windows(prompts: Iterable[Prompt], rows: int, source: str | None) -> Iterator[list[Prompt]]:
-    """Prompts in lists of so many, or fewer where they and their columns are large; one by one as they are typed."""
+def _windows(prompts: Iterable[Prompt], rows: int, answer: AnswerConfig) -> Iterator[list[Prompt]]:
+    """Prompts in lists of so many, or fewer where they and their columns are large; one by one where somebody waits for each."""
+    is_typed = answer.input == STANDARD_INPUT and answer.output is None
     window = list[Prompt]()
     size = 0
     for prompt in prompts:
         window.append(prompt)
         size += prompt.num_bytes()
-        if len(window) == rows or size >= WAITING_BYTES or source == STANDARD_INPUT:
+        if len(window) == rows or size >= WAITING_BYTES or is_typed:
             yield window
             window = []
             size = 0

@@ -60,13 +60,18 @@ class UnfinishedFile:
         self.rows += rows
 
     def finish(self, write: Callable[[Path], None]) -> None:
-        """Make the file.
+        """Make the file: where the path is a link, the one that it points to; what is no file, such as /dev/null, is written to.
 
         Args:
             write: fills it from `paths`.
         """
-        with writing("output", self.path.parent), atomic_file(self.path) as temporary:
-            write(temporary)
+        path = self.path.resolve()
+        with writing("output", path.parent):
+            if path.exists() and not path.is_file():
+                write(path)
+            else:
+                with atomic_file(path) as temporary:
+                    write(temporary)
         with writing("output", self._folder):
             self._parts.remove()
 

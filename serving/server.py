@@ -124,7 +124,7 @@ def api_of(
         embedder = replace(embedder, beside_bytes=READING_BYTES + request_memory)
     labeller = None
     if shape.num_labels:
-        labeller = Labeller(trained, encoder, data.max_seq_len, beside_bytes=embedder.beside_bytes)
+        labeller = replace(Labeller.of(trained, data, rows), beside_bytes=embedder.beside_bytes)
     engine = Engine(decoder, capacity, trained.monitor, trained.device, trained.tree)
     texts = Texts(trained.tokenizer, trained.template, data.max_seq_len, system_prompt, embedder, labeller)
     folder = trained.folder.resolve()

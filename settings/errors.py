@@ -30,6 +30,15 @@ class UserError(Exception):
         return str(join("\n", self.problems))
 
 
+@contextmanager
+def collected(problems: list[str]) -> Iterator[None]:
+    """A context whose UserError is added to others, to be raised with them."""
+    try:
+        yield
+    except UserError as error:
+        problems += error.problems
+
+
 def refuse(problems: Sequence[str]) -> None:
     """Raise a UserError of all problems, if there are any."""
     if problems:

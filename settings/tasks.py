@@ -76,6 +76,8 @@ TASKS = {
         "token_labels:TokenLabels", "a text and a label for each of its words or letters", head="token", finetunes=True
     ),
 }
+
+
 @dataclass(frozen=True)
 class PreferenceLossFacts:
     """What a loss over two answers to a prompt takes of them.

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from commands import generate as answering
-from commands.generate import generate
+from commands.generate import answering_model, generate
+from data.sources.prompts import Prompt
 from devices.cpu import CpuDevice
 from memory.answers import AnswerBatch
 from memory.monitor import Monitor
@@ -129,6 +130,21 @@ def test_an_interrupted_run_goes_on_behind_its_last_part(
     assert len(read(output)) == len(PROMPTS)
 
 
+def test_a_link_and_a_pipe_are_written_through(folder: Path, tmp_path: Path) -> None:
+    source, target, link = write_prompts(tmp_path / "p.jsonl"), tmp_path / "disk" / "answers.jsonl", tmp_path / "link"
+    target.parent.mkdir()
+    target.touch()
+    link.symlink_to(target)
+    generate(settings(folder, input=source, output=link))
+    assert link.is_symlink() and len(read(target)) == len(PROMPTS)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    generate(settings(folder, input=source, output=pipe))
+    assert os.read(reader, 2**16) == target.read_bytes() and pipe.is_fifo()
+    os.close(reader)
+
+
 def test_a_refused_call_leaves_nothing_in_the_way_of_the_next(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(json.dumps({"question": "a"}) + "\n")
     output = tmp_path / "out" / "z.jsonl"
@@ -196,7 +212,8 @@ def test_columns_beside_the_prompts_take_memory_by_their_size(folder: Path, tmp_
     )
     code = """
 import contextlib
-from commands.generate import generate
+from commands.generate import answering_model, generate
+from data.sources.prompts import Prompt
 from training.loaded_model import load_model
 from config import load
 
@@ -397,6 +414,10 @@ def test_standard_input_is_read_line_by_line(
         else:
             generate(settings(folder, input="-", output=tmp_path / "out.jsonl"))
     assert [row["prompt"] for row in read(tmp_path / "out.jsonl")] == ["short", "", "河水从桥下流过"]
+    writer = answering_model(settings(folder, input="-", output=tmp_path / "out.jsonl", generate_batch_size=2))[1]
+    writer.load(load_model(writer.config, find_model(writer.config), writer.least))
+    (window,) = writer.windows(iter([Prompt("", text, {}) for text in ("short", "", "third")]))
+    assert len(window) == 3, "nobody waits for each answer"
 
 
 def test_what_answers_loads_no_trainer() -> None:

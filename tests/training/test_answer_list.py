@@ -35,7 +35,8 @@ def test_a_run_is_evaluated_by_ranked_answers_and_leaves_their_list(tmp_path: Pa
     for folder in (run, run / "checkpoints" / "step_00000002"):
         assert (folder / "answers.txt").read_text() == "red\nblue\ngreen\n"
         assert "answers.txt" in json.loads((folder / "checksums.json").read_text())["files"]
-    listed.unlink()  # a run that goes on has its own
+    listed.unlink()  # a run that goes on has its own, as its checkpoints have
+    (run / "answers.txt").unlink()
     more = {"max_steps": 3, "is_keep_training": True, "answers": listed}
     LowMemTrainer(configuration(tmp_path, "ranked", **{**flags, **more})).train()
     assert len(events(tmp_path, "ranked", "eval")) == len(found) + 1

@@ -97,7 +97,8 @@ def find_base(
             # Files may be missing as well, and would be told only once this is mended.
             raise UserError(*error.problems, *file_problems(config.data)) from None
         told += reasons
-    moved_base = str(config.train.finetune_from) if config.origin("finetune_from") == "flag" else None
+    # Where a run goes on, the folder that this start names is the base of its adapters.
+    moved_base = str(config.train.finetune_from) if is_resumed and config.origin("finetune_from") == "flag" else None
     model = None if folder is None else SavedModel.read(folder, moved_base=moved_base)
     layer: dict[str, Any] = {}
     conditions: dict[str, Any] = {"run_name": run_dir.name}

@@ -122,13 +122,13 @@ def _load_answers(
 ) -> tuple[AnswerList | None, list[str]]:
     """The list that answers come from, where one is named, and what is told of it; a run that goes on has its own."""
     files = start.config.answer.answers
-    if files == AUTO and writes_text and start.model is not None and start.model.answer_list is not None:
-        text = "{file} is not used for the new model; --answers={file} keeps it"
-        return None, [say(text, file=start.model.answer_list)]
     if files in (AUTO, None):
-        return None, []
-    if resumed_dir is not None:
-        files = str(answer_list_of(resumed_dir) or files)
+        own = None if start.model is None or start.is_resumed else start.model.answer_list
+        if own is None or files is None or not writes_text:
+            return None, []
+        return None, [say("{file} is not used for the new model; --answers={file} keeps it", file=own)]
+    if resumed_dir is not None:  # Its checkpoint keeps the list as well.
+        files = str(answer_list_of(*filter(None, (resumed_dir, start.checkpoint))) or files)
     sources = find(str(files), "--answers")
     answers = read_list(start.config, sources, tokenizer_dir)
     if answer_list_of(answers.folder) is None:

@@ -69,11 +69,15 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     flags = {name: value for name, value in ours.items() if config.typed(name) and name not in PLAN_FLAGS}
     problems: list[str] = []
     for name in [name for name in flags if name in DEFINING]:
-        if ours[name] == AUTO:
+        is_balanced = name == "class_weights" and ours[name] == "balanced" and theirs[name] is not None
+        if ours[name] == AUTO or is_balanced:
             del flags[name]  # The run has decided it.
         elif ours[name] != theirs[name]:
             text = "--{name} = {ours}, the run to resume has {theirs}; omit it, or start another run"
             problems.append(say(text, name=name, ours=ours[name], theirs=theirs[name]))
+    named = ours["finetune_from"]
+    if named in (AUTO, None) or str(named).startswith("hf://"):
+        flags.pop("finetune_from", None)  # The run has decided it; a folder may be where its start lies now.
     if config.typed("epochs") and ours["max_steps"] == AUTO:
         flags["max_steps"] = AUTO  # Else the steps that the run has decided on would go before the epochs of now.
     # Where the run has a base, the shape is the base's, and no preset's.

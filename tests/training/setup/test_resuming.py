@@ -100,6 +100,18 @@ def test_a_restart_takes_no_run_that_its_first_attempt_has_not_begun(
     assert run_of_attempt(tmp_path, "r") is None
 
 
+@pytest.mark.parametrize("start", ["auto", "none", "hf://google/flan-t5-small"])
+def test_a_command_that_is_given_again_means_what_its_run_has_decided(tmp_path: Path, start: str) -> None:
+    decided = {"is_finetune": "True", "head": "sequence", "finetune_from": "models/base", "class_weights": "1,2"}
+    run_dir = saved_run(tmp_path, **decided)
+    again = {**decided, "finetune_from": start, "class_weights": "balanced"}
+    resumed = resumed_config(now(tmp_path, **again), run_dir)
+    assert resumed.train.finetune_from == "models/base" and resumed.origin("finetune_from") != "flag"
+    assert resumed.train.class_weights == "1,2"
+    moved = resumed_config(now(tmp_path, finetune_from="elsewhere"), run_dir)
+    assert moved.train.finetune_from == "elsewhere" and moved.origin("finetune_from") == "flag"
+
+
 def test_a_shape_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
     run_dir = saved_run(tmp_path, model_preset="t5-small", num_layers="4")
     assert resumed_config(now(tmp_path, model_preset="t5-small"), run_dir).model.num_layers == 4, (
