@@ -45,15 +45,6 @@ def refuse(problems: Sequence[str]) -> None:
         raise UserError(*problems)
 
 
-@contextmanager
-def collected(problems: list[str]) -> Iterator[None]:
-    """A context whose UserError is added to others, to be raised with them."""
-    try:
-        yield
-    except UserError as error:
-        problems += error.problems
-
-
 def reason_of(error: BaseException) -> str:
     """What went wrong, in a line: our own message, or the system's own word where there is one.
 
