@@ -45,13 +45,13 @@ from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.rows import read_rows
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
 from benchmarks.parts.watched import count_weights, first_event, last_event
+from common.units import format_size
 from data.prepare.preparing import find_prepared
 from model.formats.answering import HEEDED, other_than_default
-from run_files import SETTINGS_FILE
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from settings.declared import GenerateConfig
 from settings.loading import load
-from units import format_size
+from training.report.run_files import SETTINGS_FILE
 
 TEXT_SCORES = ("geometric_mean", "bleu", "chrf++")  # in percent
 RECIPES = {

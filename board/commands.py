@@ -16,13 +16,13 @@ from typing import Any
 
 from board.reader import Folders, Outside, number_of
 from board.runs import delete_run, list_runs, size_of
-from language import join, say
-from screen import visible
+from common.language import join, say
+from common.screen import visible
+from common.terminal import aligned, folded, shortened, width
+from common.units import format_size
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
 from settings.program import program
-from terminal import aligned, folded, shortened, width
-from units import format_size
 
 ENDLESS = 10_000  # columns of a pipe or a file
 SHORTEST_NAME = 16

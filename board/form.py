@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from board.planning import words_of
-from language import translation
+from common.language import translation
 from settings.declared import Config, flags_of, places
 from settings.fields import AUTO, allowed, read_settings_file, show
 from settings.precedence import PRESETS_DIR, model_presets

@@ -22,16 +22,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import childproc
 from board.planning import PROGRAM, Flags, Planner, goes_on, still_to_take, words_of
 from board.reader import Folders, Outside, checked_name, is_run_name, number_of
 from board.runs import ALIVE, CONSOLE_FILE, delete_run, end_of_file, list_runs, run_facts
-from language import say
-from run_files import LAUNCH_FILE, REQUEST_FILE, read_record
+from common import child_process
+from common.language import say
+from common.storage import write_text
+from common.units import MIB
 from settings.errors import UserError
 from settings.loading import load
-from storage import write_text
-from units import MIB
+from training.report.run_files import LAUNCH_FILE, REQUEST_FILE, read_record
 
 QUEUE_SECONDS = 2.0
 # How long memory may be short with no run beside it: a model on the page is ended after ten quiet minutes, and a run that has
@@ -217,7 +217,7 @@ class Launcher:
         if plan["reserved_bytes"]:
             flags["memory_budget"] = f"{int(plan['plan']['budget_bytes']) // MIB}M"
         with (self.folders.logs(name) / CONSOLE_FILE).open("ab") as console:
-            child = childproc.start(
+            child = child_process.start(
                 [*self.program, launch["command"], *words_of(flags)],
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,

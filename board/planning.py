@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import childproc
 from board.runs import ALIVE
-from language import spoken
+from common import child_process
+from common.language import spoken
+from common.units import MIB
 from settings.declared import flags_of
 from settings.fields import TRUE_WORDS
 from settings.program import start_command
-from units import MIB
 
 PROGRAM = tuple(start_command())
 PLAN_SECONDS = 60.0
@@ -91,7 +91,7 @@ class Planner:
             return answer
         async with self._seats:
             argv = [*self.program, "plan", "--json=True", *words]
-            done = await childproc.run_async(argv, PLAN_SECONDS, cwd=self.folder)
+            done = await child_process.run_async(argv, PLAN_SECONDS, cwd=self.folder)
         if done.returncode == 0:
             answer = json.loads(done.stdout)
         else:

@@ -21,11 +21,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
-from language import say
-from run_files import EVAL_COUNTS, EventReader, run_names
+from common.language import say
+from data.sources.formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
 from settings.fields import is_encodable
 from settings.names import name_problem, shown_name
+from training.report.run_files import EVAL_COUNTS, EventReader, run_names
 
 DATA_SUFFIXES = (*KIND_BY_SUFFIX, *COMPRESSED_SUFFIXES)
 # Files of a model or of prepared rows; a folder with one of them holds no data files.

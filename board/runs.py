@@ -28,8 +28,9 @@ from typing import Any
 import psutil
 
 from board.reader import ODD, Folders, number_of
-from language import say
-from run_files import (
+from common.language import say
+from common.storage import folder_bytes, remove
+from training.report.run_files import (
     HEARTBEAT_FILE,
     LAUNCH_FILE,
     LESS_IS_BETTER,
@@ -39,7 +40,6 @@ from run_files import (
     EventReader,
     read_record,
 )
-from storage import folder_bytes, remove
 
 SILENT_SECONDS = 30.0
 CLOCK_SLACK_SECONDS = 120.0  # by which a clock may be set between a process's beginning and its word

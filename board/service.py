@@ -13,18 +13,18 @@ from typing import Any
 
 import psutil
 
-import childproc
 from board.form import OWN, command_line
 from board.launching import Launcher
 from board.planning import Planner, still_to_take
 from board.reader import Folders, History, Outside, checked_name, is_run_name
 from board.runs import CONSOLE_FILE, end_of_file, list_runs, run_facts
 from board.talking import Talks
-from language import say
-from run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, RUN_FILE, read_record
+from common import child_process
+from common.language import say
 from settings.errors import UserError, reason_of
 from settings.fields import AUTO, is_encodable
 from settings.loading import load
+from training.report.run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, RUN_FILE, read_record
 
 KEPT_HISTORIES = 32
 READ_BYTES = 2**21
@@ -184,11 +184,13 @@ class Board:
         """Columns, first rows and lengths of a data file, read by a child process."""
         path = str(self.folders.data(relative))
         try:
-            preview: dict[str, Any] = childproc.call("data.sources.peek:preview", path, is_quiet=True, **PREVIEW_LIMITS)
+            preview: dict[str, Any] = child_process.call(
+                "data.sources.peek:preview", path, is_quiet=True, **PREVIEW_LIMITS
+            )
             return preview
         except UserError as error:
             return {"problems": error.problems}
-        except childproc.ChildDied:
+        except child_process.ChildDied:
             return {"problems": [say("{file} is not readable as rows", file=relative)]}
 
     def models(self) -> list[dict[str, Any]]:

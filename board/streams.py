@@ -14,7 +14,7 @@ from typing import Any
 
 from board.reader import History
 from board.service import READ_BYTES, Board
-from language import localized
+from common.language import localized
 
 TICK_SECONDS, LIST_SECONDS, QUIET_TICKS = 1.0, 2.0, 15
 

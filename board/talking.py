@@ -23,9 +23,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import childproc
 from board.reader import Folders
-from language import say, spoken
+from common import child_process
+from common.language import say, spoken
 from settings.program import full_name, python_command
 
 MOST_MODELS = 2
@@ -231,7 +231,9 @@ class Talks:
 
     async def _start(self, folder: Path) -> Server:
         # The page's Ctrl-C is for the page, which ends its models.
-        child = await childproc.start_async(self.program, cwd=self.folder, limit=LONGEST_LINE, start_new_session=True)
+        child = await child_process.start_async(
+            self.program, cwd=self.folder, limit=LONGEST_LINE, start_new_session=True
+        )
         server = Server(child, secrets.token_urlsafe(18))
         flags = {"model": folder, "host": HOST, "port": 0, "token": server.key, "language": spoken()}
         assert child.stdin is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from language import join, say
+from common.language import join, say
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import GENERATION_FILE, RANKED, SEARCH
 from settings.alternatives import with_changes

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TextIO
 
 from commands.answering import check_one_process, find_answering
+from common.language import join, say
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
-from language import join, say
 from memory.answers import AnswerBatch
 from memory.monitor import watched
 from model.decoding.generation import stream

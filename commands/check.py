@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from language import say
+from common.language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.checksums import damages, read_sums
 from model.formats.tensor_files import TensorFolder

@@ -24,10 +24,12 @@ from commands.new_folder import (
     refuse_not_finite,
     refuse_tensors_not_finite,
 )
+from common.language import say
+from common.storage import folder_bytes
+from common.units import format_size
 from devices.base import dtype_of, name_of
 from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
-from language import say
 from memory.estimate.precision import COMPUTE_DTYPES, WORDS
 from model import hf_format
 from model.decoding.decoder import Decoder
@@ -46,10 +48,8 @@ from settings.errors import UserError
 from settings.fields import listed
 from settings.program import program
 from settings.tasks import MODEL_HEADS
-from storage import folder_bytes
 from training.report.progress import Progress
 from training.saved_model import SavedModel, find_model, with_head
-from units import format_size
 
 DTYPES = {WORDS[name]: dtype_of(name) for name in COMPUTE_DTYPES}
 # largest distance of logits, as a share of their norm, that rounding to a dtype explains; kept dtypes are exact but

@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from childproc import start
+from common.child_process import start
+from common.language import say
+from common.units import format_size
 from data.sources.dates import HELD_OUT_YEARS, SampleDates, build_sample_dates
 from data.sources.prompts import Prompt
-from language import say
-from run_files import METRICS_FILE, EventReader
 from settings.declared import Config
 from settings.loading import load
 from settings.program import FILE, IS_INSTALLED, PACKAGE, program, python, start_command
 from training.checkpoints.runs import new_run_name
 from training.report.progress import Progress
+from training.report.run_files import METRICS_FILE, EventReader
 from training.report.wording import duration
-from units import format_size
 
 QUESTIONS = {
     "the 3rd of March, 2021": "2021-03-03", "Sat, Nov 21st 2026": "2026-11-21", "Febuary the twelfth, 1987": "1987-02-12",

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from childproc import TIME, ChildDied, call
 from commands.diagnosis.advice import advice_for
 from commands.diagnosis.inventory import take_inventory
+from common.child_process import TIME, ChildDied, call
+from common.language import join, say
+from common.units import format_size
 from devices.environment import prepare_environment
-from language import join, say
 from memory.estimate.precision import COMPUTE_DTYPES, WORDS
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import Machine
@@ -30,7 +31,6 @@ from training.report.progress import Progress
 from training.report.wording import about
 from training.saved_model import SHAPE_SETTINGS, find_model
 from training.setup.resolving import Rows, RunSpec, resolve
-from units import format_size
 
 DEVICE_SECONDS = 60.0
 LORA_RANKS = (4, 16, 64)

@@ -25,22 +25,22 @@ from commands.new_folder import holding_output
 from commands.text_reader import ROUNDED, TextReader, text_columns, text_settings
 from commands.unfinished import UnfinishedFile, tells_how_to_continue
 from commands.vector_files import ID, VECTOR, VECTORS, Vectors, write_part, writer_for
+from common.language import say
+from common.storage import fingerprint
+from common.units import MIB
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
 from data.sources.lines import BadRows
 from data.sources.prompts import Prompt
 from engine.step import to_micro_batch
-from language import say
 from memory.answers import AnswerBatch, HeldModel
 from memory.monitor import watched
 from settings.declared import Config, DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO, counted
-from storage import fingerprint
 from training.loaded_model import LoadedModel, load_model, note
 from training.report.progress import Progress
 from training.saved_model import find_model
-from units import MIB
 
 FORMAT = 3  # raise it when the same texts would give other vectors
 PART_ROWS = 256  # a part of texts ends with this one, or with

@@ -14,14 +14,16 @@ from accelerate import Accelerator
 from commands.answering import find_answering
 from commands.generate import cut_note
 from commands.new_folder import check_output, holding_output
+from common.language import say
+from common.storage import atomic_file, writing
+from common.units import MIB, format_size
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared, in_child, prepare_evaluation
 from data.shards.store import VALIDATION
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
-from limits import ANSWERED_TOGETHER
+from devices.sizes import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch, does_not_hold, rows_to_measure
 from memory.budget import host_budget
 from memory.monitor import watched
@@ -32,7 +34,6 @@ from settings.declared import HEAD_EVAL_ROWS, MOST_TOKENS, Config, places, setti
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from settings.tasks import MODEL_HEADS, command_of, task_named
-from storage import atomic_file, writing
 from tasks.base import Outputs, Watch
 from training.evaluation.losses import Evaluation, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
@@ -46,7 +47,6 @@ from training.report.log_files import plain
 from training.report.progress import Progress
 from training.saved_model import SavedModel
 from training.setup.answer_list import unlisted_note
-from units import MIB, format_size
 
 # What the run that trained a model says of how its rows were made and are measured: these groups, and single settings.
 GROUPS_OF_ROWS = ("data", "tokenizer", "cleaning")

@@ -21,8 +21,10 @@ from commands.exporting.onnx_files import write_onnx
 from commands.exporting.vocabulary import read_vocabulary
 from commands.merge import converting, open_adapted
 from commands.new_folder import holding_output, keep_generation_settings, new_folder, refuse_not_finite
+from common.language import join, say
+from common.storage import folder_bytes
+from common.units import MIB, format_size
 from data.tokenizers.tokenizer import Tokenizer
-from language import join, say
 from model import hf_format
 from model.formats.answering import keep_answer_list
 from model.lora.adapter import merge as merge_adapters
@@ -31,11 +33,9 @@ from model.t5 import T5
 from settings.declared import Config
 from settings.errors import UserError
 from settings.program import python
-from storage import folder_bytes
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
 from training.saved_model import find_model
-from units import MIB, format_size
 
 PROGRAM_BYTES = 8 * MIB  # of another program's library
 SLACK = 1e-3  # other orders of sums, and tables of GELU

@@ -23,12 +23,13 @@ from commands.labelling import LEAST_TEXT, Labeller
 from commands.new_folder import holding_output
 from commands.text_reader import ROUNDED, text_columns, text_settings
 from commands.unfinished import UnfinishedFile, tells_how_to_continue
+from common.language import say
+from common.storage import fingerprint
 from data.sources.files import find, sources_fingerprint
+from data.sources.formats import KIND_BY_SUFFIX
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
-from formats import KIND_BY_SUFFIX
-from language import say
-from limits import ANSWERED_TOGETHER
+from devices.sizes import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch
 from memory.monitor import watched
 from model.decoding.answer_tree import AnswerTree
@@ -37,7 +38,6 @@ from settings.declared import AnswerConfig, Config, DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO, counted, is_encodable
 from settings.tasks import MODEL_HEADS
-from storage import fingerprint
 from training.checkpoints.runs import only_pretrained
 from training.evaluation.prompt_parts import was_cut
 from training.loaded_model import WAITING_BYTES, LoadedModel, load_model, note

@@ -14,9 +14,10 @@ import torch
 import devices
 from commands.convert import DTYPES, next_command, probe_logits, relative_difference
 from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
+from common.language import say
+from common.storage import write_text
 from devices.base import name_of
 from devices.malloc import tune_malloc
-from language import say
 from memory.answers import HeldModel, bytes_before, does_not_hold
 from memory.budget import measure_budget
 from memory.monitor import Monitor, watched
@@ -27,11 +28,10 @@ from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.shapes import inner_width, weight_counts
 from model.t5 import T5
-from run_files import SETTINGS_FILE
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
-from storage import write_text
 from training.report.progress import Progress
+from training.report.run_files import SETTINGS_FILE
 from training.saved_model import SavedModel, find_model
 from training.setup.adapters import attach
 

@@ -11,21 +11,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from common.language import say
+from common.storage import InUse, atomic_folder, exclusive, make_folder, restore_folder
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
 from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from model.formats.headers import read_json
 from model.formats.shape_file import CONFIG_FILE, published_names
-from run_files import RUN_FILE
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
 from settings.fields import listed
-from storage import InUse, atomic_folder, exclusive, make_folder, restore_folder
 from training.checkpoints.runs import check_writable
 from training.processes.launch import num_processes
 from training.report.progress import Progress
+from training.report.run_files import RUN_FILE
 from training.saved_model import SavedModel
 
 if TYPE_CHECKING:

@@ -12,7 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from childproc import ChildDied, call
+from common.child_process import ChildDied, call
+from common.language import english, join, say
+from common.storage import NotMade, only_if_made
+from common.units import format_size
 from data.batches.loader import StepLoader
 from data.batches.rows import lengths_of
 from data.prepare.estimate import estimate_lengths
@@ -24,7 +27,6 @@ from data.sources.peek import about_rows, about_tokens
 from data.task import Table
 from data.tokenizers.tokenizer import Tokenizer
 from devices.environment import may_have_gpu, prepare_environment
-from language import english, join, say
 from memory.advice import Alternative, what_else
 from memory.estimate.disk import disk_need, free_bytes, too_full
 from memory.machines import target_machine, this_machine, with_libraries
@@ -38,7 +40,6 @@ from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
 from settings.tasks import task_named
-from storage import NotMade, only_if_made
 from training.checkpoints.folder import step_of
 from training.checkpoints.runs import check_name
 from training.report.progress import Progress
@@ -49,7 +50,6 @@ from training.setup.base import find_base
 from training.setup.data import reopens_files, rows_for
 from training.setup.resolving import Rows, RunSpec, resolve
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
-from units import format_size
 
 MACHINE = "training.setup.plan:machine_for"  # in a child: it imports torch
 MODES = ("standard", "low", "ultra")

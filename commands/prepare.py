@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 
 import data.prepare.preparing
+from common.language import say
+from common.storage import make_once
 from data.batches.loader import StepLoader
 from data.prepare.data_tokenizer import tokenizer_folder
 from data.prepare.looking import look, tokenizer_limits
@@ -12,11 +14,9 @@ from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
 from data.prepare.training_data import check_heeded, find_training_data
 from data.shards.store import LengthFacts, Manifest
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
 from settings.declared import Config
 from settings.program import program
 from settings.tasks import command_of
-from storage import make_once
 from training.report.progress import Progress
 
 COUNT_NAMES = {

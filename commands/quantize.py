@@ -15,6 +15,8 @@ from commands.convert import next_command, probe_logits, relative_difference
 from commands.evaluate import EVALUATION_BATCH, evaluation_rows
 from commands.merge import converting, open_adapted
 from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
+from common.language import say
+from common.units import format_size
 from data.batches.loader import StepLoader
 from devices.base import name_of
 from devices.malloc import HeapTrimmer
@@ -22,7 +24,6 @@ from devices.threads import use_threads
 from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
 from engine.weights import weight_store_for
-from language import say
 from memory.answers import HeldModel, bytes_before, rows_to_measure
 from memory.budget import measure_budget
 from model import hf_format
@@ -37,7 +38,6 @@ from training.processes.group import Group
 from training.report.progress import Progress
 from training.saved_model import find_model
 from training.setup.adapters import note_origin
-from units import format_size
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from commands.new_folder import check_output
-from language import say
+from common.language import say
+from common.storage import OtherParts, Parts, atomic_file, remove, writing
 from settings.errors import UserError
 from settings.fields import counted
-from storage import OtherParts, Parts, atomic_file, remove, writing
 
 UNFINISHED = ".unfinished"  # The ending of the folder with the parts.
 

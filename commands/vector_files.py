@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from language import say
+from common.language import say
 from settings.errors import UserError
 
 ID, VECTOR, VECTORS, IDS = "id", "vector", "vectors", "ids"

@@ -26,12 +26,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from common.language import join, say
 from data.sources.files import find
+from data.sources.formats import ARROW_FILE, ARROW_STREAM, PARQUET
 from data.sources.reading import reading
 from data.sources.source import Source
 from data.sources.tables import parquet_batch_rows, parquet_file
-from formats import ARROW_FILE, ARROW_STREAM, PARQUET
-from language import join, say
 from settings.errors import UserError, refuse
 from settings.fields import listed
 

@@ -15,10 +15,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from language import english, say
-from screen import raw, visible
+from common.language import english, say
+from common.screen import raw, visible
+from common.terminal import fitted
 from settings.fields import counted
-from terminal import fitted
 
 FIRST_SECONDS = 2.0  # quick work needs no display
 TERMINAL_SECONDS, PLAIN_SECONDS = 0.5, 10.0

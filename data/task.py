@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from common.storage import Once
     from data.batches.collate import AnyRow, Batch
     from data.batches.rows import Lengths, RowSettings
     from data.prepare.encode import Encoder
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from data.text.clean import Dropped
     from data.text.conversations import Examples, TextRow
     from data.tokenizers.tokenizer import Tokenizer
-    from storage import Once
 
 Table = list[tuple[str, str]]  # rows of a table for people: a title and what it says
 RowLimits = tuple[int | None, ...]  # of each stored column, the most tokens with end of text; None: any

@@ -21,13 +21,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from common.language import say
 from devices import machine_file, processor
 from devices.copies import Carrier
 from devices.machine_file import Measured
 from devices.processor import FAST_FACTOR
-from devices.threads import most_threads
-from language import say
-from limits import (
+from devices.sizes import (
     DEVICE_SCORES,
     DEVICE_SUMMED_ELEMENTS,
     DEVICE_TILE,
@@ -39,6 +38,7 @@ from limits import (
     UPDATE_ELEMENTS,
     update_elements,
 )
+from devices.threads import most_threads
 
 # Sizes and times of the measurement: a slow dtype must end it at a tiny product, a fast one needs a large product;
 # each size is repeated for a while, because other programs on the machine can only make a product slower.

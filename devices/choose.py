@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from language import Message, join, say
+from common.language import Message, join, say
 from settings.errors import UserError
 from settings.fields import AUTO, counted
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from common.language import join
 from devices.base import Device
 from devices.torch_compiler import why_not_for_cpu
-from language import join
 from settings.fields import counted
 
 

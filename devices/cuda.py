@@ -14,11 +14,11 @@ import re
 
 import torch
 
+from common.language import join, say
+from common.units import KIB, MIB
 from devices.base import Device
 from devices.copies import Carrier, CudaCarrier
 from devices.torch_compiler import why_not_for_gpu
-from language import join, say
-from units import KIB, MIB
 
 COMPILED_CAPABILITY = (7, 0)  # Of Triton.
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from storage import read_text, write_text
+from common.storage import read_text, write_text
 
 FOLDER, NAME = "frugalt5", "machine.json"
 DISK_RATES = ("read", "write")

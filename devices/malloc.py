@@ -12,7 +12,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from limits import HEAP_BELOW, HEAP_EXCESS, UNTRIMMED_HEAP_BELOW
+from devices.sizes import HEAP_BELOW, HEAP_EXCESS, UNTRIMMED_HEAP_BELOW
 
 # numbers of malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8

@@ -8,7 +8,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from language import say
+from common.language import say
 
 
 def why_not_for_gpu() -> str:

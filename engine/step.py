@@ -16,12 +16,12 @@ from torch import Tensor
 from data.batches.collate import Batch, PreferenceBatch, flat_labels
 from devices.base import Device, form_scores, has_fused, place, placed_together
 from devices.malloc import HeapTrimmer
+from devices.sizes import filled_tokens
 from devices.threads import follow_machine
 from engine.all_reduce import StepFailed
 from engine.blockwise import Blockwise, Schedule
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import Step
-from limits import filled_tokens
 from memory.cleanup import drop_frames
 from memory.estimate.shapes import Sizes
 from memory.estimate.workload import ExecutionPlan

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from language import join, say
-from limits import ENCODER_TOKENS, HEAP_BELOW, LOSS_CHUNK_BYTES, TILE_ELEMENTS
+from common.language import join, say
+from common.units import MIB, format_size, typed_size
+from devices.sizes import ENCODER_TOKENS, HEAP_BELOW, LOSS_CHUNK_BYTES, TILE_ELEMENTS
 from memory.budget import Budget
 from memory.estimate.peaks import evaluation_parts
 from memory.estimate.precision import BFLOAT16, COMPUTE_DTYPES, FLOAT16, FLOAT32, INT8, dtype_bytes
@@ -29,7 +30,6 @@ from model.shapes import inner_width
 from settings.declared import GenerateConfig, T5ModelConfig
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
-from units import MIB, format_size, typed_size
 
 DTYPES = (FLOAT32, BFLOAT16, INT8)  # Weights at rest, from the fastest to the smallest.
 # The least work may take this share of the budget with malloc "fast": gaps between tensors of prompts of many lengths

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from common.language import say
+from common.units import format_size
 from devices.base import Device
-from language import say
 from memory.budget import Budget
 from memory.cleanup import Cleaner, CleanupRecord, Shortage, free_failed
 from memory.estimate.peaks import FIXED
@@ -31,7 +32,6 @@ from memory.step_settings import StepSettings
 from memory.system_limits import free_host_bytes, margin_of
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
-from units import format_size
 
 LOOK_SECONDS = 1.0  # Between two looks.
 PRESSURE = 0.97  # Share of the budget in use from which memory is cleaned at once.

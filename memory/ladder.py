@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
-from language import join, say
-from limits import DEVICE_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
+from common.language import join, say
+from devices.sizes import DEVICE_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
 from memory.estimate.precision import FLOAT32, QUANTIZED, WORDS, Precision
 from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
 from memory.step_settings import StepSettings

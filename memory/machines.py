@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from common.language import join
+from common.units import MIB, parse_size
 from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
 from devices.processor import AVX2
 from devices.torch_compiler import why_not_for_cpu
-from language import join
 from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
 from memory.system_limits import host_limits, installed_bytes, margin_of
@@ -23,7 +24,6 @@ from settings.declared import MetricsConfig
 from settings.errors import UserError
 from settings.fields import AUTO, nearest, read_settings_file
 from settings.precedence import PRESETS_DIR
-from units import MIB, parse_size
 
 MACHINES_FILE = PRESETS_DIR / "machines.yaml"
 DTYPES = (FLOAT32, BFLOAT16)

@@ -19,18 +19,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from childproc import CRASHED, MEMORY, TIME, ChildDied, call
+from common.child_process import CRASHED, MEMORY, TIME, ChildDied, call
+from common.language import say
+from common.storage import digest, fingerprint, read_text, write_text
+from common.units import MIB
 from devices import processor
 from devices.cores import computing_threads
 from devices.environment import prepare_environment
-from language import say
 from memory.estimate.peaks import CORRECTION, FIXED, changeable
 from memory.estimate.shapes import MicroBatchRows
 from memory.estimate.workload import ExecutionPlan
 from settings.declared import Config
 from settings.errors import UserError, reason_of
-from storage import digest, fingerprint, read_text, write_text
-from units import MIB
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURE = "training.probing:measure"  # It imports torch.
@@ -88,8 +88,7 @@ WITHOUT_EFFECT = {
 }
 # The code that decides what a step takes, with the C of the kernels, and how that is measured.
 CODE = (
-    "limits.py",
-    "optimizers.py",
+    "settings/optimizers.py",
     "model/**/*.py",
     "engine/**/*.py",
     "devices/**/*.py",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from devices.base import is_host, place, traits_of
 from devices.kernels.calls import kernels, kernels_for
-from limits import KERNEL_WIDTHS
+from devices.sizes import KERNEL_WIDTHS
 from model.compiled_attention import CompiledAttention
 from model.dense_attention import BiasMatrix, DenseAttention
 from model.dropout import Dropout

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from devices.kernels.calls import PARTS, Kernels, kernels
-from limits import LONGEST_SHORT, long_tile
+from devices.sizes import LONGEST_SHORT, long_tile
 from model.dropout import Dropout
 from model.rows import Rows
 

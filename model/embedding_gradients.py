@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from devices.base import is_host, place, traits_of
-from limits import SUMMED_ELEMENTS
+from devices.sizes import SUMMED_ELEMENTS
 
 TOGETHER = 8  # terms of a sum
 

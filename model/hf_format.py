@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from language import join, say
+from common.language import join, say
 from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, WEIGHTS_FILE, read_json
 from model.formats.heads import EMBEDDING, class_of, labels_in_config

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from devices.kernels.calls import kernels, takes_packed
-from limits import INT4_GROUP, INT4_GROUP_BYTES, PACKED_ELEMENTS
+from devices.sizes import INT4_GROUP, INT4_GROUP_BYTES, PACKED_ELEMENTS
 
 LEVELS = (
     -0.859375, -0.66796875, -0.5234375, -0.400390625, -0.291015625, -0.1904296875, -0.09423828125, 0.0,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from devices.base import is_host, traits_of
 from devices.kernels.calls import kernels_for
-from limits import LOSS_CHUNK_BYTES, loss_chunk_tokens
+from devices.sizes import LOSS_CHUNK_BYTES, loss_chunk_tokens
 from model.quantization import add_product, product, product_back, rows_of
 
 IGNORED = -100  # a label that carries no loss

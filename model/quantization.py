@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from devices.base import traits_of
 from devices.kernels.calls import kernels, takes_few
-from limits import INT4_GROUP, LEAST_WIDENED, WIDENED_ELEMENTS
+from devices.sizes import INT4_GROUP, LEAST_WIDENED, WIDENED_ELEMENTS
 from model.int4 import ALL, INT4, Int4Weight, empty_int4, num_groups, pack_into, unpack
 from model.shapes import is_block_matrix, is_matrix
 

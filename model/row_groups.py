@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from limits import LEAST_FILLED
+from devices.sizes import LEAST_FILLED
 
 LEAST_WIDTH = 8  # What the memory-efficient kernel of attention reads at a time.
 LEAST_QUERIES = 16  # Of a long row that attend at once.

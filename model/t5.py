@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from devices.base import traits_of
-from limits import DRAWN_ELEMENTS
+from devices.sizes import DRAWN_ELEMENTS
 from model.attention import Attention, PositionBias, attends_compiled
 from model.dropout import Dropout
 from model.label_head import LabelHead, label_loss

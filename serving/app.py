@@ -21,7 +21,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from commands.vector_files import Vectors
-from language import join, say
+from common.language import join, say
+from common.web.bodies import ByteBudget, Reservation, announced_bytes, object_of, read_body
+from common.web.guard import Guard
 from serving.answers import Answer, Refused, Update
 from serving.asking import (
     OPEN_BYTES,
@@ -42,8 +44,6 @@ from serving.sending import Sending, held_by
 from settings.declared import GenerateConfig
 from settings.errors import UserError
 from tasks.label_outputs import EncodedText, LabelAnswer
-from web.bodies import ByteBudget, Reservation, announced_bytes, object_of, read_body
-from web.guard import Guard
 
 BODY_BYTES = 2**18
 READ_BYTES = 16 * BODY_BYTES  # that all bodies being read may hold

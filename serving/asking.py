@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from commands.chat import newest_turns
 from commands.embed import Embedder, Tokens
 from commands.labelling import Labeller
+from common.units import KIB
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from serving.answers import Refused
 from settings.declared import GenerateConfig
 from tasks.label_outputs import EncodedText
-from units import KIB
 
 PackedTokens = tuple[NDArray[np.int32], slice | NDArray[np.int64]]  # `Tokens` in an array
 

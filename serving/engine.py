@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from common.language import english, say
 from devices.base import Device
-from language import english, say
 from memory.cleanup import Cleaner, free_failed
 from memory.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree

@@ -1,7 +1,7 @@
 """Answers leave in pieces, and what a request holds is given back when the last of them has left.
 
 A client that does not read would otherwise leave its whole answer in this process: a server takes what it is given to send, and
-counts the request as done. Here the next piece waits for the one before; `web.listening` closes a connection that takes none.
+counts the request as done. Here the next piece waits for the one before; `common.web.listening` closes a connection that takes none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from web.bodies import ByteBudget, Reservation
+from common.web.bodies import ByteBudget, Reservation
 
 PIECE_BYTES = 2**15
 HELD = "held_memory"  # key of the reservation in a request's scope

@@ -11,9 +11,12 @@ from commands.answering import check_one_process, find_answering
 from commands.embed import Embedder
 from commands.labelling import Labeller
 from commands.text_reader import ROUNDED, text_settings
+from common.language import join, say
+from common.units import KIB, format_size
+from common.web.bodies import ByteBudget
+from common.web.listening import Server, address_of, listen, own_names, server_of, token_of
 from data.prepare.encode import TextEncoder
-from language import join, say
-from limits import ANSWERED_TOGETHER, few_places
+from devices.sizes import ANSWERED_TOGETHER, few_places
 from memory.answers import AnswerBatch, HeldModel, largest
 from memory.monitor import watched
 from serving.app import READING_BYTES, Api, make_app
@@ -24,9 +27,6 @@ from settings.fields import AUTO, Auto, listed
 from settings.tasks import MODEL_HEADS
 from training.evaluation.answers import decoder_of
 from training.loaded_model import LoadedModel, load_model
-from units import KIB, format_size
-from web.bodies import ByteBudget
-from web.listening import Server, address_of, listen, own_names, server_of, token_of
 
 PORT = 8400
 REQUEST_BYTES = 128 * KIB  # of an accepted request: its text, tokens and connection

@@ -14,7 +14,7 @@ from string import Formatter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from language import Message, say
+from common.language import Message, say
 from settings.fields import AUTO, not_known
 from settings.precedence import BY_USER
 from settings.tasks import MODEL_HEADS, TASKS, command_of, is_pretraining, learns_labels

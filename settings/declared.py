@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import optimizers
-from language import LANGUAGES
+from common.language import LANGUAGES
+from settings import optimizers
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
 from settings.precedence import BY_USER, SAVED

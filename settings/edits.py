@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from language import say
+from common.language import say
 from settings.fields import AUTO, nearest
 
 CONFIG_FILE = "config.py"

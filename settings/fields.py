@@ -19,10 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from language import Message, english, join, say, translation
+from common.language import Message, english, join, say, translation
+from common.storage import read_bytes
+from common.units import format_size, parse_size
 from settings.errors import UserError, reason_of, refuse
-from storage import read_bytes
-from units import format_size, parse_size
 
 AUTO = "auto"
 LEAST_LIKENESS = (

@@ -6,13 +6,13 @@ import platform
 import shutil
 from importlib import metadata
 
-from language import join, say
+from common.language import join, say
+from common.terminal import folded
 from settings.declared import GROUPS, Config, flags_of, unlisted
 from settings.fields import allowed, show
 from settings.loading import user_edits
 from settings.precedence import model_presets, run_presets
 from settings.program import program
-from terminal import folded
 
 VERSION = "0.2.0"  # that stands above the newest part of CHANGELOG.md
 COMMAND_GROUPS: dict[str, dict[str, str]] = {

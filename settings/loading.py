@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from language import english, join, say
+from common.language import english, join, say
 from settings.consistency import check, view
 from settings.declared import (
     COMMANDS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from language import Message, say
+from common.language import Message, say
 
 LONGEST_NAME, LONGEST_NAME_BYTES = 120, 200
 SHOWN_NAME = 80  # letters of a name that is too long

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from language import Message, join, say
+from common.language import Message, join, say
 from settings.declared import Config, Noting, flags_of, settings_by_name
 from settings.fields import AUTO, Need, show
 from settings.precedence import ORIGINS

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from language import join, say
+from common.language import join, say
 from settings.edits import Edits
 from settings.errors import UserError
 from settings.fields import TRUE_WORDS, nearest, not_known, parse, read_settings_file

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from language import say
+from common.language import say
 from settings.errors import UserError
 
 ROOT, VENV, FILE = Path(__file__).resolve().parent.parent, ".venv", "train_low_mem.py"

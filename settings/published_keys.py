@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from language import say
+from common.language import say
 from settings.tasks import MODEL_HEADS
 
 USED, IDLE, REFUSED = "used", "no effect here", "refused"

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.language import join, say
+from common.storage import Once
+from common.terminal import width
 from data.batches.collate import IGNORED_LABEL, Batch, LabelledBatch, LabelledRow, collate_labels
 from data.batches.rows import RowSettings
 from data.prepare.encode import Column, Counts, Encoder, TextEncoder, lengths_of_rows
@@ -25,13 +28,10 @@ from data.text.conversations import Examples, TextRow, Usable
 from data.text.templates import Turn
 from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import Tokenizer
-from language import join, say
 from settings.declared import DataConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import counted
-from storage import Once
 from tasks.base import Task
-from terminal import width
 
 MASKED = "-"  # in place of a label that is not trained
 SAMPLED_TEXTS = 64  # by which it is known whether texts are proteins

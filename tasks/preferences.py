@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from common.language import say
+from common.storage import Once
 from data.batches.collate import Batch, PreferenceBatch, PreferenceRow, collate_preferences
 from data.batches.rows import RowSettings
 from data.sources.columns import Columns
@@ -21,11 +23,9 @@ from data.text.clean import Dropped
 from data.text.conversations import Examples, TextRow, turns_in
 from data.text.preferences import answers_fault, check_answers
 from data.text.templates import Turn
-from language import say
 from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from settings.errors import UserError
 from settings.tasks import PREFERENCE_LOSSES
-from storage import Once
 from tasks.base import Task, random_ids, random_keys
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from common.language import say
 from data.batches.collate import Batch
 from data.prepare.encode import TextEncoder
 from data.prepare.preview import shown, side_row, text_of_ids
@@ -17,7 +18,6 @@ from data.task import ShardFormat, Table
 from data.text.labels import label_of
 from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
 from settings.declared import DataConfig
 from tasks.base import Outputs
 from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs, cells, predictions, probabilities

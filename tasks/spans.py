@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.language import say
+from common.storage import Once
 from data.batches import corruption
 from data.batches.collate import Row
 from data.batches.rows import Ids, Lengths, RowSettings
@@ -20,10 +22,8 @@ from data.sources.layouts import TEXT
 from data.sources.source import Source
 from data.task import RowLimits, ShardFormat
 from data.text.proteins import PREPARATIONS
-from language import say
 from settings.declared import DataConfig
 from settings.fields import AUTO
-from storage import Once
 from tasks.base import Task
 
 ROW_TOKENS = 512  # of a stored row

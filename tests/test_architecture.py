@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # each layer may import those before it; what shares a layer does not know its neighbours
 LAYERS: tuple[set[str], ...] = (
     {"ground"},
-    {"devices", "web"},
+    {"devices", "common.web", "data.sources.formats", "training.report.run_files"},
     {"model.shapes", "model.row_groups", "memory.processes"},
     {"memory.system_limits", "memory.monitor"},
     {"model", "data", "memory"},
@@ -23,12 +23,14 @@ LAYERS: tuple[set[str], ...] = (
     {"train_low_mem"},
     {"frugalt5"},
 )
-GROUND_FOLDERS = {"settings", "cli"}  # beside the files in the root folder
+GROUND_FOLDERS = {"settings", "common"}  # beside the files in the root folder
 # whose -> the only packages of ours it may import besides its own
 ONLY = {
-    "data": {"ground", "devices", "memory.processes", "memory.system_limits"},
-    "board": {"ground", "web"},
-    "web": {"ground"},
+    "data": {"ground", "data.sources.formats", "devices", "memory.processes", "memory.system_limits"},
+    "board": {"ground", "common.web", "data.sources.formats", "training.report.run_files"},
+    "common.web": {"ground"},
+    "data.sources.formats": {"ground"},
+    "training.report.run_files": {"ground"},
 }
 # library -> the only parts, or modules, that may import it
 LIBRARIES: dict[str, set[str]] = {
@@ -39,8 +41,8 @@ LIBRARIES: dict[str, set[str]] = {
     "torch": {"devices", "model", "memory", "engine", "tasks", "training", "trainer_low_mem", "commands", "serving"},
     "fire": {"train_low_mem"},
     "accelerate": {"engine", "training", "trainer_low_mem", "commands"},
-    "starlette": {"web", "board", "serving"},
-    "uvicorn": {"web"},
+    "starlette": {"common.web", "board", "serving"},
+    "uvicorn": {"common.web"},
 }
 BACKENDS = re.compile(r"torch\.(cuda|mps|xpu|backends\.(cuda|mps|cudnn))(\.|$)")
 NOT_OURS = {"tests", "docs", "benchmarks"}
@@ -57,10 +59,11 @@ FOLDERS = {module.split(".")[0] for module in SOURCES if "." in module}
 
 def part_of(module: str) -> str:
     """Which part of the house a module belongs to; itself where it is another's library."""
-    names = [".".join(module.split(".")[:length]) for length in (2, 1)]
+    names = [".".join(module.split(".")[:length]) for length in (3, 2, 1)]
     known = [name for name in names if name in LAYER]
-    ours = names[1] in SOURCES and names[1] not in FOLDERS
-    return known[0] if known else "ground" if ours or names[1] in GROUND_FOLDERS else names[1]
+    top = names[-1]
+    ours = top in SOURCES and top not in FOLDERS
+    return known[0] if known else "ground" if ours or top in GROUND_FOLDERS else top
 
 
 def imports_of(tree: ast.AST, run: bool = False) -> Iterator[str]:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from language import FOLDER, LANGUAGES, LanguageLost, english, join, localized, say, speak, spoken
+from common.language import FOLDER, LANGUAGES, LanguageLost, english, join, localized, say, speak, spoken
 from settings.declared import GROUPS, settings_by_name
 from settings.errors import UserError
 from settings.fields import counted
@@ -45,8 +45,8 @@ SENTENCE, CELL = re.compile(r"[A-Za-z]{3,} [a-z]{2,}"), re.compile(r"[a-z]+( [a-
 
 # parts whose texts are for programs and programmers: the API of a server, generated code, files in English
 ENGLISH_PARTS = (
-    "serving/", "web/", "frugalt5/", "devices/pointwise.py", "training/report/card.py",
-    "data/text/chat_templates.py", "data/batches/order.py", "model/rows.py", "units.py",
+    "serving/", "common/web/", "frugalt5/", "devices/pointwise.py", "training/report/card.py",
+    "data/text/chat_templates.py", "data/batches/order.py", "model/rows.py", "common/units.py",
 )  # fmt: skip
 PHRASE = re.compile(r"[A-Za-z]{2,},?( a)? [a-z]{2,}")
 COMMAND = re.compile(

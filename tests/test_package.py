@@ -33,7 +33,7 @@ IMPORTS = {
 }
 # a process with modules of its own whose names are those of a checkout, imported before or after
 THEIRS = "import config, data.rows, model"
-OURS = "import frugalt5.data.dataset; from frugalt5 import load, UserError; from frugalt5.childproc import call"
+OURS = "import frugalt5.data.dataset; from frugalt5 import load, UserError; from frugalt5.common.child_process import call"
 BESIDE = """
 import sys
 path = list(sys.path)

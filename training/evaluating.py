@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import cast
 
+from common.language import join, say
+from common.units import MIB
 from data.batches.collate import Batch
 from data.tokenizers.pieces import BROKEN
+from devices.sizes import SAMPLE_TOKENS
 from engine.step import to_micro_batch
-from language import join, say
-from limits import SAMPLE_TOKENS
 from memory.answers import AnswerBatch, HeldModel
 from memory.cleanup import free_failed
 from settings.fields import AUTO
@@ -22,7 +23,6 @@ from training.evaluation.prompt_parts import PromptParts, was_cut
 from training.evaluation.samples import SHOWN, Sample, generate_metrics, sides_of
 from training.live import LiveRun
 from training.recovering import give_up
-from units import MIB
 
 LEAST_FREE_BYTES = MIB
 CUT = "[...]"  # behind a sample that was cut at the longest length

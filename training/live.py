@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from common.language import say
 from data.batches.collate import Batch
 from devices.malloc import tune_malloc
-from language import say
 from memory.controller import MemoryController
 from memory.step_settings import StepSettings
 from settings.declared import GenerateConfig

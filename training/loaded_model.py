@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 
 import devices
+from common.language import say
+from common.units import MIB, format_size, typed_size
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice, dtype_of, name_of, traits_of
@@ -24,7 +26,6 @@ from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
 from engine.weight_offload.store import offloaded_store
 from engine.weights import weight_store_for
-from language import say
 from memory.answers import AnswerBatch, HeldModel, bytes_before, does_not_hold, first_that_fits, rungs, storage_dtypes
 from memory.budget import Budget, measure_budget
 from memory.estimate.precision import WORDS
@@ -47,7 +48,6 @@ from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.saved_model import SavedModel
 from training.setup.adapters import AdapterSet, attach
-from units import MIB, format_size, typed_size
 
 # The child that reads a file holds this much at least, of which Python and pyarrow take 30 MiB.
 LEAST_READING_BYTES = 40 * MIB

@@ -22,17 +22,17 @@ import torch
 from accelerate import Accelerator
 
 import devices
-from childproc import stay_within
+from common.child_process import stay_within
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device
 from devices.malloc import tune_malloc
+from devices.sizes import SAMPLE_TOKENS
 from devices.threads import use_threads
 from engine.optimizers import Step
 from engine.step import to_micro_batch
-from limits import SAMPLE_TOKENS
 from memory.cleanup import Cleaner
 from memory.estimate.shapes import MicroBatchRows
 from memory.probe import ProbeRequest

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from loguru import logger
 
+from common.language import say
+from common.units import format_size
 from data.sources.places import public_values
 from data.text.templates import Template
 from engine.step import Done
-from language import say
 from memory.estimate.disk import disk_need
 from memory.estimate.time import Renewal
 from memory.plan import Plan
@@ -32,7 +33,6 @@ from training.report.summary import (
     result_rows,
 )
 from training.report.wording import about, duration
-from units import format_size
 
 
 def announce(log: RunLog, config: Config, plan: Plan, step: int, train_rows: int, reopens: bool) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from common.language import say
 from engine.step import NotFinite, OutOfMemory
-from language import say
 from settings.errors import DoesNotFit, UserError
 from training.checkpoints.runs import publish
 from training.divergence import MOST_IN_A_ROW

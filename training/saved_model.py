@@ -16,8 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from common.language import say
 from data.tokenizers.published import has_tokenizer
-from language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.answering import (
     DRAWN,
@@ -29,13 +29,13 @@ from model.formats.answering import (
 )
 from model.formats.shape_file import read_config
 from model.lora.form import LoraSettings
-from run_files import SETTINGS_FILE
 from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, near_path, parse, read_settings_file
 from settings.precedence import SAVED
 from settings.tasks import MODEL_HEADS
 from training.checkpoints.runs import model_folder, runs_newest_first
+from training.report.run_files import SETTINGS_FILE
 
 SHAPE_SETTINGS = tuple(member.name for member in fields(T5ModelConfig) if member.name != "dropout_rate")
 # These follow from the tokenizer, so that a preset of another vocabulary is no other shape.

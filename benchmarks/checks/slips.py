@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.page import ROOT
 
 TARGETS = (
-    "memory/**/*.py", "engine/**/*.py", "data/batches/order.py", "storage.py", "model/formats/checksums.py",
+    "memory/**/*.py", "engine/**/*.py", "data/batches/order.py", "common/storage.py", "model/formats/checksums.py",
     "training/checkpoints/*.py",
 )  # fmt: skip
 SWAPPED: dict[type[ast.AST], Any] = {

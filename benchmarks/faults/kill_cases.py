@@ -19,9 +19,9 @@ from benchmarks.faults import warm
 from benchmarks.faults.disk_faults import Fault
 from benchmarks.parts.rows import read_rows, write_rows
 from model.formats.checksums import damages
-from run_files import METRICS_FILE, EventReader
 from training.checkpoints.folder import Checkpoints, step_of
 from training.report.card import CARD_FILE
+from training.report.run_files import METRICS_FILE, EventReader
 
 STEPS, SAVE_STEPS, RUN = 8, 3, "r"
 KEEP, KEEP_ALL = "--keep_latest_n_ckp=1", "--keep_latest_n_ckp=99"

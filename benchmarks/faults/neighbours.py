@@ -20,7 +20,7 @@ from benchmarks.page import ROOT, markdown
 from benchmarks.parts.children import options_of, words_of
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.rows import read_rows, write_rows
-from units import MIB
+from common.units import MIB
 
 FLAGS: dict[str, Any] = {
     "d_model": 384, "d_ff": 1536, "d_kv": 64, "num_heads": 6, "num_layers": 6, "num_decoder_layers": 6,

@@ -100,8 +100,8 @@ def run_folder(folder: Path) -> None:
     """A run with two whole checkpoints, as `output_dir/a`."""
     from model import hf_format
     from model.formats.checksums import seal
-    from run_files import SETTINGS_FILE
     from training.checkpoints.runs import create_run
+    from training.report.run_files import SETTINGS_FILE
 
     config = load("train", {"run_name": "a", "train_file": "a.txt", "max_seq_len": "32", "model_preset": "tiny"})
     run = create_run(folder, "a", "pretrain", fill=lambda place: config.save(place / SETTINGS_FILE))
@@ -229,14 +229,14 @@ def use_reference(folder: Path) -> None:
 
 
 def digests_folder(folder: Path) -> None:
-    from storage import Parts
+    from common.storage import Parts
 
     with Parts(folder, "of this work", ".bin").write(0, {"source": 1}) as path:
         path.write_bytes(bytes(8))
 
 
 def use_digests(folder: Path) -> None:
-    from storage import OtherParts, Parts
+    from common.storage import OtherParts, Parts
 
     with suppress(OtherParts):
         list(Parts(folder, "of this work", ".bin"))

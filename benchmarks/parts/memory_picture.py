@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from units import MIB, format_size
+from common.units import MIB, format_size
 
 COLORS = {"ours": "#2f6db5", "peer": "#c9772b"}
 POINTS = 150

@@ -40,7 +40,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.parts.rows import write_rows
-from storage import atomic_file, write_text
+from common.storage import atomic_file, write_text
 
 Pair = tuple[str, str]
 Row = dict[str, object]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from common.web.listening import address_of, listen, server_of
 from memory.monitor import Monitor
 from serving.answers import Answer
 from serving.app import make_app
@@ -23,7 +24,6 @@ from serving.server import api_of
 from settings.loading import load
 from training.loaded_model import load_model
 from training.saved_model import find_model
-from web.listening import address_of, listen, server_of
 
 
 class OneByOne(Engine):

@@ -15,6 +15,7 @@ from benchmarks.traced.tracing import Tracer
 from data.batches.collate import Batch, Row, collate
 from devices.base import CUDA, MPS, Device, override_traits
 from devices.cpu import CpuDevice
+from devices.sizes import DEVICE_LOSS_CHUNK_BYTES, DEVICE_SCORES
 from engine.all_reduce import Reducer
 from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
@@ -22,7 +23,6 @@ from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.step import Done, Engine
 from engine.weights import weight_store_for
-from limits import DEVICE_LOSS_CHUNK_BYTES, DEVICE_SCORES
 from memory.estimate.peaks import predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload

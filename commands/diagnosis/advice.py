@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from language import join, say
-from units import GIB, format_size
+from common.language import join, say
+from common.units import GIB, format_size
 
 BUSY_LOAD = 1.5  # runnable processes for each core, from which speeds mean little
 LARGE_SHARE = 0.1  # of the RAM, which another program uses

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from commands.exporting.vocabulary import Vocabulary
-from language import say
+from common.language import say
 from model.shapes import Weight, weights
 from model.t5 import T5
 from settings.declared import T5ModelConfig

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from limits import LENGTH_MULTIPLE
+from devices.sizes import LENGTH_MULTIPLE
 
 IGNORED_LABEL = -100  # the loss skips these places, as in Hugging Face models
 

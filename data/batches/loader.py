@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.language import join, say
 from data.batches.collate import IGNORED_LABEL, AnyRow, Batch
 from data.batches.mixture import Mixture, named_weights
 from data.batches.order import Order, row_keys
@@ -27,7 +28,6 @@ from data.shards.store import TRAIN, Manifest
 from data.sources.files import set_names
 from data.sources.places import public
 from data.task import ShardFormat, Task
-from language import join, say
 from settings.declared import DataConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.tasks import task_named

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from common.language import join
 from data.batches.order import Order, mix, permute
-from language import join
 from settings.errors import UserError
 from settings.fields import counted
 

@@ -8,9 +8,12 @@ from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
+from common.language import say
+from common.storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text
 from data.prepare.training_data import TrainingData
 from data.progress import ProgressLine, text_bytes
 from data.sources.files import sources_fingerprint
+from data.sources.formats import FASTA
 from data.sources.lines import BadRows, up_to
 from data.sources.peek import MOST_CHARS, peek
 from data.sources.reading import read_rows
@@ -21,12 +24,9 @@ from data.tokenizers.published import COMPANIONS
 from data.tokenizers.sample import SMALL, TrainingLimits
 from data.tokenizers.tokenizer import Quality, Tokenizer, quality
 from data.tokenizers.training import check_vocabulary, train_tokenizer
-from formats import FASTA
-from language import say
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO, Auto
-from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text
 
 SAMPLE_BYTES = 64 * 2**20  # most text that a tokenizer is trained on, an even sample of the data
 QUALITY_ROWS = 2**17  # of the beginning of each part, that a tokenizer is measured on

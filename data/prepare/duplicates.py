@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.language import say
+from common.storage import Parts
 from data.prepare.passes import Position, read_batches, workers_in_order
 from data.progress import ProgressLine, text_bytes
 from data.sources.columns import Columns
 from data.sources.lines import BadRows
 from data.sources.source import Source
 from data.text.conversations import Examples, TextRow
-from language import say
-from storage import Parts
 
 BUCKET_ROWS = 2**21
 PART_ROWS = 2**16  # digests in a file, as many rows as a shard has

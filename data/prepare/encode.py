@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.language import say
 from data.progress import text_bytes
 from data.task import RowLimits
 from data.text.clean import Dropped
@@ -19,7 +20,6 @@ from data.text.proteins import ANKH, PREPARATIONS, prepared
 from data.text.templates import SYSTEM, USER, Turn
 from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import OVERLAP_CHARS, Tokenizer
-from language import say
 from settings.errors import UserError
 from settings.tasks import task_named
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.language import say
+from common.storage import NotMade, only_if_made
 from data.batches.rows import lengths_of
 from data.prepare.data_tokenizer import explained, texts_of, tokenizer_folder, tokenizer_type_of
 from data.prepare.training_data import TrainingData, find_training_data, held_out_sources
@@ -22,10 +24,8 @@ from data.sources.reading import check_columns
 from data.sources.source import Source
 from data.tokenizers.tokenizer import Tokenizer, quality
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
-from language import say
 from settings.declared import CleaningConfig, DataConfig, T5ModelConfig, TokenizerConfig
 from settings.fields import AUTO, counted
-from storage import NotMade, only_if_made
 
 SAMPLED_ROWS = 2048
 SAMPLE_CHARS = 256 * 1024  # of them that a tokenizer is measured on

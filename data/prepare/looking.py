@@ -12,7 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from childproc import ChildDied, Worker
+from common.child_process import ChildDied, Worker
+from common.units import GIB, MIB
 from data.prepare.training_data import named_files
 from data.sources.places import public
 from data.sources.reading import reading_in_child
@@ -22,7 +23,6 @@ from memory.processes import usage_of
 from memory.system_limits import host_limits
 from settings.declared import Config, Noting
 from settings.fields import AUTO, Auto
-from units import GIB, MIB
 
 BESIDE = 300 * MIB  # the process that waits, and the one that reads
 LARGE_FROM = int(1.5 * GIB)  # memory from which a tokenizer learns from as many words as serve it

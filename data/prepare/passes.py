@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from childproc import MEMORY, ChildDied, Worker
+from common.child_process import MEMORY, ChildDied, Worker
 from data.sources.columns import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import read_source

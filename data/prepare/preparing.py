@@ -17,6 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from common.language import say
+from common.storage import (
+    NotMade,
+    Once,
+    fingerprint,
+    make_once,
+    only_if_made,
+    read_once_made,
+    remove_damaged,
+    sync,
+    write_text,
+    writing,
+)
 from data.batches.mixture import named_weights
 from data.prepare.data_tokenizer import missing_tokens, read_extra_tokens, tokenizer_folder
 from data.prepare.looking import forget, look, tokenizer_limits, workers
@@ -38,24 +51,11 @@ from data.sources.files import set_names, source_facts, sources_fingerprint
 from data.task import Table, Task
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
 from settings.declared import CleaningConfig, Config, DataConfig, PrepareConfig
 from settings.errors import UserError, collected, refuse
 from settings.fields import AUTO, at_home, listed
 from settings.needs import without_effect
 from settings.tasks import task_named
-from storage import (
-    NotMade,
-    Once,
-    fingerprint,
-    make_once,
-    only_if_made,
-    read_once_made,
-    remove_damaged,
-    sync,
-    write_text,
-    writing,
-)
 
 FORMAT = 5  # raise it when the same text would give other shards
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from common.language import say
+from common.terminal import letters, shortened
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared
@@ -20,10 +22,8 @@ from data.sources.peek import peek
 from data.task import Table, Task
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
 from settings.declared import CleaningConfig, DataConfig
 from settings.fields import counted
-from terminal import letters, shortened
 
 SHOWN_COLUMNS = 120  # of a text
 UNREAD_SHARE = 0.01  # of the tokens, from which on it is said that they are never read

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.language import say
+from common.storage import Once, make_once
 from data.shards.store import Manifest, is_shards
 from data.sources.columns import Columns
 from data.sources.files import find, held_out, numbered_parts, parts_of, set_names
+from data.sources.formats import JSONL
 from data.sources.places import public
 from data.sources.reading import what_it_teaches
 from data.sources.source import Source
 from data.task import Task, task_reading
 from data.tokenizers.tokenizer import Tokenizer
-from formats import JSONL
-from language import say
 from settings.declared import Config, DataConfig
 from settings.errors import UserError, collected, refuse
 from settings.fields import AUTO
 from settings.needs import without_effect
 from settings.tasks import default_objective, task_named
-from storage import Once, make_once
 
 
 @dataclass(frozen=True)

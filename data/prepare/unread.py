@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
 
+from common.language import join, say
 from data.prepare.training_data import named_files
 from data.sources.files import listing, numbered_parts
 from data.sources.folders import Listing
+from data.sources.formats import TSV
 from data.sources.reading import head_of
 from data.sources.source import Source, detect
 from data.task import Table, Task
-from formats import TSV
-from language import join, say
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import counted, listed

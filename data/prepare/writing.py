@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.language import say
+from common.storage import OtherParts, Parts, remove
 from data.batches.order import mix
 from data.prepare.duplicates import find_duplicates
 from data.prepare.encode import Encoded, load_encoder
@@ -31,9 +33,7 @@ from data.sources.source import Source
 from data.task import RowLimits, Task
 from data.text.clean import SAMPLE_CHARS, Dropped
 from data.text.conversations import Examples
-from language import say
 from settings.errors import UserError
-from storage import OtherParts, Parts, remove
 
 HELD_OUT_ONE_IN = 100
 STATES = "states"

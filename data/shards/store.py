@@ -24,12 +24,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from common.language import join, say
+from common.storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
 from data.batches.rows import SpecialIds
 from data.progress import ProgressLine
 from data.task import Task, shard_readers
-from language import join, say
 from settings.errors import UserError, refuse
-from storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
 
 FORMAT = 3
 MANIFEST = "manifest.json"

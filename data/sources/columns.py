@@ -10,12 +10,12 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
+from common.language import join, say
 from data.sources.expressions import ANSWERS as SEVERAL_ANSWERS
 from data.sources.expressions import NUMBER, TEXT, TURNS, Cell, Expression, Shapes
 from data.text.conversations import ANSWERS, TextRow
 from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
-from language import join, say
 from settings.fields import listed
 
 Record = Mapping[str, Any]

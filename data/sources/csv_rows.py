@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import chain, dropwhile, islice
 from typing import Any
 
+from common.language import join, say
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, encoding_of, numbered_lines, too_long, up_to
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
-from language import join, say
 from settings.errors import reason_of
 from settings.fields import counted, is_encodable
 

@@ -17,7 +17,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from random import Random
 
-from storage import make_once
+from common.storage import make_once
 
 FORMAT = 1  # raise it when the rows change
 FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)

@@ -12,10 +12,10 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
+from common.language import say
 from data.text.cells import kind_of, parsed, spelled
 from data.text.conversations import turns_of
 from data.text.templates import Turn
-from language import say
 from settings.fields import listed
 
 # sign -> what stands between the texts, and the place of the one that a row must have

@@ -11,10 +11,10 @@ from itertools import filterfalse
 from pathlib import Path, PurePath
 from typing import Any
 
+from data.sources.formats import KIND_BY_SUFFIX
 from data.sources.places import Place
 from data.sources.source import data_suffix
 from data.text.cells import json_object
-from formats import KIND_BY_SUFFIX
 from settings.errors import UserError
 from settings.fields import listed
 

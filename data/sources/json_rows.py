@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from common.language import join, say
 from data.sources.lines import (
     GBK_REMEDY,
     LONGEST_LINE_BYTES,
@@ -25,7 +26,6 @@ from data.sources.lines import (
 )
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
-from language import join, say
 from settings.errors import UserError
 
 GLUED = "holds several objects; write one object per line"

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common.language import say
 from data.sources.columns import Columns, Record, RowOf
 from data.sources.expressions import NUMBER, TEXT, TURNS, Cell, Shapes
 from data.text.conversations import TextRow
 from data.text.labels import numbered, words_of
-from language import say
 from settings.fields import listed
 
 MASK = "mask"  # the column that says which labels count

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from common.language import join, say
+from data.sources.formats import FORMATS
 from data.sources.places import Place
 from data.sources.source import Source
-from formats import FORMATS
-from language import join, say
 from settings.errors import UserError
 
 TEXT_PART_BYTES = 1024**2

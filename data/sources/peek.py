@@ -12,12 +12,12 @@ import numpy as np
 
 from data.sources.columns import Columns
 from data.sources.files import find
+from data.sources.formats import TEXT
 from data.sources.lines import BadRows, up_to
 from data.sources.reader import about_bytes, reader_of
 from data.sources.reading import head_of, read_rows, reading, what_it_teaches
 from data.sources.source import Source
 from data.text.conversations import TextRow
-from formats import TEXT
 from settings.declared import DataConfig
 from settings.errors import UserError
 

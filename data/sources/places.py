@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from language import say
+from common.language import say
 from settings.errors import UserError, reason_of
 from settings.fields import at_home
 from settings.program import needs

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from childproc import Worker
+from common.child_process import Worker
+from common.language import join, say
+from common.units import MIB
 from data.sources.columns import Columns
+from data.sources.formats import TEXT
 from data.sources.layouts import PROMPTS
 from data.sources.lines import BadRows, Record, batches, decoded_lines, place_of
 from data.sources.reading import (
@@ -29,12 +32,9 @@ from data.sources.reading import (
 from data.sources.source import Source
 from data.text.labels import words_of
 from data.text.templates import USER, Turn
-from formats import TEXT
-from language import join, say
 from settings.declared import DataConfig
 from settings.errors import UserError, reason_of
 from settings.fields import is_encodable, listed
-from units import MIB
 
 PROMPT = "prompt"  # the name of a line of plain text
 BATCH_BYTES = 1 * MIB

@@ -11,9 +11,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from data.sources.formats import FORMATS, PARQUET
 from data.sources.lines import TEXT_PART_BYTES, BadRows, Record, blocks
 from data.sources.source import Source
-from formats import FORMATS, PARQUET
 from settings.program import full_name
 
 PACKED = 4  # A packed text file is so many times smaller than what it holds.

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from childproc import CRASHED, MEMORY, ChildDied
+from common.child_process import CRASHED, MEMORY, ChildDied
+from common.language import join, say
+from common.units import format_size
 from data.sources.columns import Columns
+from data.sources.formats import ENCRYPTED, TEXT
 from data.sources.layouts import TEACHES, recognise
 from data.sources.lines import BadRows, Record, batches
 from data.sources.reader import Head, reader_of
 from data.sources.source import TABLES, Source
 from data.text.conversations import TextRow
-from formats import ENCRYPTED, TEXT
-from language import join, say
 from settings.declared import DataConfig
 from settings.errors import DoesNotFit, UserError, collected, reason_of, refuse
 from settings.fields import is_encodable, listed
-from units import format_size
 
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TypeVar
 
-from data.sources.places import Place, readable
-from formats import (
+from common.language import say
+from data.sources.formats import (
     ARROW_FILE,
     ARROW_STREAM,
     COMPRESSED_SUFFIXES,
@@ -20,7 +20,7 @@ from formats import (
     PARQUET,
     TEXT,
 )
-from language import say
+from data.sources.places import Place, readable
 from settings.errors import UserError
 
 TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)

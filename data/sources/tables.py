@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from common.language import say
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, too_long
 from data.sources.places import Place
 from data.sources.reader import Head, Reader, about_bytes
 from data.sources.source import Source
-from language import say
 
 BATCH_ROWS, PARQUET_BATCH_BYTES = 256, 8 * 1024**2
 ARROW_ROW_BYTES = 1024  # of an Arrow file, where nothing tells better

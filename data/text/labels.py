@@ -13,9 +13,9 @@ from decimal import Context, Decimal
 from math import isinf, isnan
 from typing import Any
 
+from common.language import join, say
 from data.batches.collate import IGNORED_LABEL
 from data.text.cells import NUMPY_STRINGS, kind_of, parsed
-from language import join, say
 from settings.fields import counted, listed
 
 Span = tuple[int, int]  # where a letter or word begins, and where it ends

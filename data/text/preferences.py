@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from common.language import say
 from data.text.clean import Dropped
 from data.text.templates import ASSISTANT, USER, Turn
-from language import say
 from settings.errors import refuse
 from settings.fields import counted
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from common.language import join, say
+from common.storage import read_text
 from data.text.chat_templates import T5_TOKENS, as_jinja, glue_after, read_chat_template, render, special_tokens
-from language import join, say
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO
-from storage import read_text
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 FILE_NAME = "prompt_template.json"

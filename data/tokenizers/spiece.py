@@ -18,8 +18,8 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, models
 
+from common.language import say
 from data.tokenizers.backends import SPIECE_FILE, Ids
-from language import say
 
 BLANK = "▁"
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: false }: appended messages are merged

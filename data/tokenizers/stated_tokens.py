@@ -10,10 +10,10 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from common.storage import read_text
 from data.text.chat_templates import special_tokens
 from settings.errors import UserError, refuse
 from settings.published_keys import check_keys
-from storage import read_text
 
 CONFIG_FILE, SPECIAL_FILE, ADDED_FILE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 
+from common.language import say
 from data.text.templates import Template
 from data.tokenizers.backends import TOKENIZER_FILE, Ids, failure_is_user_error
 from data.tokenizers.published import EOS, MAIN_FILES, PAD, UNK, Published, read_published
 from data.tokenizers.stated_tokens import CONFIG_FILE, SPECIAL_FILE
-from language import say
 from settings.errors import UserError, refuse
 
 ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token

@@ -21,11 +21,11 @@ from functools import lru_cache
 from pathlib import Path
 from subprocess import SubprocessError
 
-from childproc import run
+from common.child_process import run
+from common.language import say
+from common.storage import atomic_file, locked
 from devices import machine_file, processor
-from language import say
 from settings.errors import reason_of
-from storage import atomic_file, locked
 
 FOLDER = Path(__file__).parent
 SOURCES, HEADERS = ("attention.c", "decoding.c", "int4.c", "pointwise.c"), ("common.h",)

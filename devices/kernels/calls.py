@@ -21,7 +21,7 @@ from torch import Tensor
 
 from devices.base import is_host
 from devices.kernels.build import library_here
-from limits import INT4_GROUP
+from devices.sizes import INT4_GROUP
 
 PARTS = 16  # of rows, whose sums are formed apart: as in pointwise.c
 DTYPES = (torch.float32, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The rule of each optimizer, one file each. Which there are, and what they take, is the table of `optimizers.py`: a new one is an
+"""The rule of each optimizer, one file each. Which there are, and what they take, is the table of `settings/optimizers.py`: a new one is an
 entry there and a subclass of `base.Optimizer` in a file here.
 `rounding` puts a step smaller than a bf16 weight's last bit into it.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-import optimizers
 from engine.optimizers.base import Optimizer, Step
+from settings import optimizers
 
 __all__ = ["OPTIMIZERS", "Optimizer", "Step"]
 

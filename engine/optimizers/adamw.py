@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.optimizers.base import Group, Optimizer, StateLayout
-from limits import STATE_BLOCK
+from settings.optimizers import STATE_BLOCK
 
 BETA_1, BETA_2 = 0.9, 0.999
 EPSILON = 1e-8

@@ -182,7 +182,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def layout(self, name: str, shape: tuple[int, ...]) -> StateLayout:
-        """The state of one weight: kind -> shape and dtype. `optimizers.py` says its bytes to the plan."""
+        """The state of one weight: kind -> shape and dtype. `settings/optimizers.py` says its bytes to the plan."""
 
     @abstractmethod
     def _update(self, group: Group) -> None:

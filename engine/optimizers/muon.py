@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.optimizers.adafactor import Adafactor
 from engine.optimizers.base import EPSILON_SCALE, Group, StateLayout, row_chunks
 from model.shapes import is_block_matrix
-from optimizers import MUON_POLYNOMIALS
+from settings.optimizers import MUON_POLYNOMIALS
 
 BETA = 0.95
 MATRIX_RATE = 0.4

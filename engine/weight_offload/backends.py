@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from common.units import GIB
 from devices.copies import Carrier
 from devices.machine_file import RUN_WAY, keep_disk
-from units import GIB
 
 ALIGNMENT = 4096  # of offsets in the file, of lengths and of memory: what O_DIRECT asks for
 MOST_AT_ONCE = 1 << 30  # bytes of one call to the system, which takes no more than 2^31

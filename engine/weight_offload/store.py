@@ -18,6 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from common.language import say
+from common.storage import is_full, make_folder
+from common.units import format_size
 from devices.base import Device
 from devices.copies import Carrier
 from engine.weight_offload.backends import (
@@ -30,7 +33,6 @@ from engine.weight_offload.backends import (
 )
 from engine.weight_offload.prefetch import PrefetchBuffers
 from engine.weights import WeightStore, weight_store_for
-from language import say
 from memory.estimate.weight_offload import SLOTS, is_offloaded
 from memory.estimate.workload import FILE, ExecutionPlan
 from model.int4 import INT4, Int4Weight, empty_int4
@@ -38,8 +40,6 @@ from model.quantization import QUANTIZED, Int8Weight, empty_quantized, replace_w
 from model.shapes import is_matrix
 from model.t5 import T5
 from settings.errors import UserError, reason_of
-from storage import is_full, make_folder
-from units import format_size
 
 
 def offloaded_store(

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from limits import (
+from devices.sizes import (
     LONGEST_SHORT,
     TILE_ELEMENTS,
     long_tile,

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from limits import (
+from devices.sizes import (
     DEVICE_TILE,
     DRAWN_ELEMENTS,
     FILE_CHUNK_BYTES,
@@ -35,7 +35,7 @@ from memory.estimate.weight_offload import mapped_bytes, resident_bytes, slots_b
 from memory.estimate.workload import COMPILED_BYTES, COMPILER_BYTES, ExecutionPlan, Machine, Workload, state_bytes
 from model.row_groups import padded_size
 from model.shapes import DECODER, ENCODER, Stack, inner_width, label_head_weights, stacks_of
-from optimizers import OPTIMIZERS
+from settings.optimizers import OPTIMIZERS
 
 STEP_ROWS = "rows of a step"
 CORRECTION = "correction"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from limits import INT4_GROUP, INT4_GROUP_BYTES
+from devices.sizes import INT4_GROUP, INT4_GROUP_BYTES
 
 FLOAT32 = "float32"
 BFLOAT16 = "bfloat16"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from limits import LEAST_FILLED, LENGTH_MULTIPLE, filled_tokens
+from devices.sizes import LEAST_FILLED, LENGTH_MULTIPLE, filled_tokens
 
 RowLengths = tuple[int, int]  # Encoder and decoder tokens.
 MicroBatchRows = tuple[RowLengths, ...]

@@ -16,15 +16,15 @@ from functools import lru_cache
 import numpy as np
 
 from devices.processor import AMX_BF16, AVX2, AVX512_BF16
-from limits import ANSWERED_TOGETHER, SAMPLE_TOKENS
+from devices.sizes import ANSWERED_TOGETHER, SAMPLE_TOKENS
 from memory.estimate.precision import QUANTIZED, dtype_bytes
 from memory.estimate.shapes import Shapes
 from memory.estimate.weight_offload import moving_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import inner_width, is_gated, weight_counts
-from optimizers import OPTIMIZERS
 from settings.declared import Config, T5ModelConfig
 from settings.fields import AUTO
+from settings.optimizers import OPTIMIZERS
 
 MALLOC_SPEED = {"small": 0.73, "fast": 1.0, "untrimmed": 1.15}  # "small" has the system zero every tensor again.
 WIDE = 512  # From this d_model on, fewer tokens fill a product.

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from common.units import GIB, MIB
 from devices.processor import AVX2, FAST_FACTOR
-from limits import EVALUATION_ROWS, LIBRARIES_BYTES
+from devices.sizes import EVALUATION_ROWS, LIBRARIES_BYTES
 from memory.estimate.blocks import NO_ADAPTERS, Adapted
 from memory.estimate.precision import Precision
 from memory.estimate.shapes import Shapes
 from model import shapes
 from model.shapes import Weight, block_weights, stacks_of, weight_counts, weights
-from optimizers import OPTIMIZERS
 from settings.declared import LoraConfig, T5ModelConfig
-from units import GIB, MIB
+from settings.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)

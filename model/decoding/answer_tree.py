@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from language import say
-from storage import open_plain
+from common.language import say
+from common.storage import open_plain
 
 Ids = NDArray[np.int64]
 SPARSE = 32  # a logit of a product takes so much less time than one for itself

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from devices.malloc import trim_malloc
+from devices.sizes import ENCODER_TOKENS, LEAST_FILLED, TILE_ELEMENTS
 from devices.threads import follow_machine
-from limits import ENCODER_TOKENS, LEAST_FILLED, TILE_ELEMENTS
 from model.decoding.answer_tree import Choices
 from model.decoding.kv_cache import KVCache
 from model.dropout import Dropout

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from devices.base import traits_of
 from devices.kernels.calls import kernels_for
-from limits import KERNEL_WIDTHS, few_places, filled_tokens
+from devices.sizes import KERNEL_WIDTHS, few_places, filled_tokens
 from model.t5 import T5
 
 FIRST_CAPACITY = 64  # tokens that the first buffers of answers hold

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from language import join, say
+from common.language import join, say
 from model.formats.headers import read_json
 from model.formats.heads import CLASSES, HEAD_FIELDS, HEAD_KINDS, TEXT_CLASS, labels_of
 from model.lora.form import AdapterInfo, LoraSettings

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from language import join, say
+from common.language import join, say
 from model.formats.adapter_folder import BASE, CONFIG_FILE, FINGERPRINT, HEAD, WEIGHTS_FILE, open_weights, read_info
 from model.formats.headers import read_json
 from model.formats.heads import HEAD as HEAD_TABLE

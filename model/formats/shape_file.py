@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from language import join, say
+from common.language import join, say
 from model.formats.headers import TensorHeaders, read_json
 from model.formats.heads import (
     EMBEDDING,

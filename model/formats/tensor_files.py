@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limits import FILE_CHUNK_BYTES
+from devices.sizes import FILE_CHUNK_BYTES
 from model.formats.headers import SCALE, TensorHeaders
 from model.formats.pickle_files import DTYPE_NAMES, PICKLE_FILE, PICKLE_INDEX, PickleFile
 

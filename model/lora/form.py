@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from language import join, say
+from common.language import join, say
 from model.shapes import ALL, asked_targets, targets_of, weights
 from settings.declared import T5ModelConfig
 from settings.errors import UserError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from language import join, say
+from common.language import join, say
 from model.shapes import SCATTERED, TOKEN_ROWS, hf_names, is_meant, words_of
 from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from run_files import read_record
 from tests.end_to_end.running import ENVIRONMENT, ROOT
+from training.report.run_files import read_record
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

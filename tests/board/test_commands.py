@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from board.commands import HEAD, lines_of
-from language import speak
-from terminal import width
+from common.language import speak
+from common.terminal import width
 
 NOW = 1_790_000_000.0
 

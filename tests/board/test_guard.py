@@ -15,10 +15,10 @@ from board import app as app_module
 from board.app import make_app
 from board.reader import Outside, checked_name
 from board.service import Board
+from common.web.listening import token_of
 from settings.declared import places as places_of_settings
 from settings.errors import UserError
 from tests.board.recorded import beat, folders, start, step, write
-from web.listening import token_of
 
 HERE = "http://127.0.0.1:8300"
 TOKEN = "a-token-of-some-length"

@@ -22,11 +22,11 @@ from board.planning import Planner, plan_words, still_to_take
 from board.reader import Outside
 from board.runs import run_facts
 from board.service import Board
+from common.units import GIB
 from settings.errors import UserError
 from settings.loading import load
 from tests.board.recorded import beat, folders
 from training.setup.resuming import find_run_to_resume, resumed_config
-from units import GIB
 
 FITS = {"plan": {"peak_bytes": GIB, "budget_bytes": 4 * GIB}, "fits_now": True, "reserved_bytes": 0}
 REFUSED = {"problems": ["--memory_budget = 1.00 GiB, does not hold this run"], "exit_code": 3, "fits_now": False}

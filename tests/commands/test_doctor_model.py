@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from commands.doctor import examine_model, name_of, plan_cases
+from common.units import MIB
 from memory.estimate.workload import Machine
 from memory.machines import target_machine
 from settings.loading import load
 from training.report.progress import Progress
-from units import MIB
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import torch
 
 from commands import embed as embedding
 from commands.embed import embed
+from common.units import MIB
 from data.tokenizers.tokenizer import Tokenizer
 from memory.processes import ProcessTree
 from model import hf_format
@@ -25,7 +26,6 @@ from settings.errors import DoesNotFit, UserError
 from settings.loading import load
 from tests.measuring import in_child
 from tests.training.small_trained import save_trained
-from units import MIB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = [f"text number {at} " + "x" * (at % 7) for at in range(11)]

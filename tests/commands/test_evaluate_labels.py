@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from commands.evaluate import evaluate
+from common.units import MIB
 from data.tokenizers.training import train_tokenizer
 from settings.errors import UserError
 from settings.loading import load
 from tests.training.small_trained import SHAPE, save_trained
-from units import MIB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -20,6 +20,7 @@ import torch
 
 from commands import generate as answering
 from commands.generate import answering_model, generate
+from common.units import MIB
 from data.sources.prompts import Prompt
 from devices.cpu import CpuDevice
 from memory.answers import AnswerBatch
@@ -35,7 +36,6 @@ from tests.measuring import in_child
 from tests.training.small_trained import SHAPE, save_trained
 from training.loaded_model import load_model
 from training.saved_model import find_model
-from units import MIB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from commands import plan as plan_command
+from common.units import GIB
 from data.prepare.preparing import prepare
 from data.sources.files import find
 from model.formats.checksums import seal
-from run_files import SETTINGS_FILE
 from settings.errors import DoesNotFit, UserError
 from settings.loading import load
 from tests.fake_device import FakeDevice
 from tests.training.small_trained import save_trained
+from training.report.run_files import SETTINGS_FILE
 from training.setup import plan as planning
 from training.setup.answer_list import read_list
-from units import GIB
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 SHAPE = {"model_preset": "tiny", "effective_batch_size": "8", "memory_budget": "1G", "json": "True"}

@@ -28,7 +28,7 @@ from devices.processor import (
     here,
     name_of,
 )
-from limits import MALLOCS
+from devices.sizes import MALLOCS
 from memory.processes import has_proc
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.disk_faults import VARIABLE, Fault
+from common.units import MIB
 from memory.estimate.disk import disk_need
 from settings.loading import load
 from tests.end_to_end import running
 from tests.end_to_end.running import ENVIRONMENT, ROOT, Place
 from tests.end_to_end.world import SHAPE, WORK, World
 from training.checkpoints.folder import Checkpoints
-from units import MIB
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="file systems as POSIX has them")
 IN_THE_SECOND_SAVE = 96  # changes of the disk before it

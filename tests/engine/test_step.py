@@ -13,13 +13,13 @@ from torch import Tensor
 from data.batches.collate import Batch
 from devices.base import form_scores, traits_of
 from devices.cpu import CpuDevice
+from devices.sizes import update_elements
 from engine.blockwise import Blockwise, Objective
 from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.step import Done, Engine, NotFinite, OutOfMemory
 from engine.weights import weight_store_for
-from limits import update_elements
 from memory.estimate.workload import ExecutionPlan
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch

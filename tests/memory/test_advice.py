@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from common.units import GIB, MIB, parse_size
 from devices import processor
 from memory.advice import what_else
 from memory.estimate.workload import ExecutionPlan, Machine
@@ -15,7 +16,6 @@ from memory.plan import Plan, plan
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.loading import load
-from units import GIB, MIB, parse_size
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 CHOICE = ExecutionPlan(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")

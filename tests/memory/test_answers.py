@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from common.units import MIB
 from memory.answers import AnswerBatch, HeldModel, first_that_fits, largest, rungs, storage_dtypes
 from memory.monitor import HostAlone, Monitor
 from memory.processes import Usage
 from settings.declared import T5ModelConfig
 from tests.measuring import in_child
 from training.evaluation.answers import AnswerBudget
-from units import MIB
 
 SHAPE = T5ModelConfig(vocab_size=4096, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_decoder_layers=4, num_heads=8)
 CHILD = """

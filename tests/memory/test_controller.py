@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from common.units import GIB, MIB
 from engine.blockwise import Blockwise
 from memory.budget import Budget
 from memory.controller import GROWTH_STEPS, MemoryController, growth_of
@@ -26,7 +27,6 @@ from tests.end_to_end.running import write_text
 from tests.fake_device import OUT_OF_MEMORY, FakeDevice
 from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
-from units import GIB, MIB
 
 STEPS, ROWS = 6, 8  # of a run of `small_runs`
 

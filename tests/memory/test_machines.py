@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.units import GIB, MIB
 from devices.processor import AVX2
 from memory.machines import MACHINES_FILE, target_machine
 from memory.step_work import effective_batch
@@ -15,7 +16,6 @@ from settings.declared import ROOT
 from settings.errors import UserError
 from settings.fields import read_settings_file
 from settings.loading import load
-from units import GIB, MIB
 
 
 @pytest.mark.parametrize("name", read_settings_file(MACHINES_FILE))

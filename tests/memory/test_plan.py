@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.units import GIB, MIB
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
 from memory.estimate.peaks import peak_of, predict
@@ -22,7 +23,6 @@ from memory.step_work import effective_batch, make_work
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.loading import load
-from units import GIB, MIB
 
 GB = 1000**3
 

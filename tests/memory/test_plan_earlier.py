@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from common.units import GIB, MIB
 from memory.estimate.workload import ExecutionPlan, Machine
 from memory.plan import Plan, plan
 from memory.step_settings import MICRO_BATCHES
 from settings.errors import UserError
 from settings.loading import load
-from units import GIB, MIB
 
 RATES = (("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13))
 EARLIER = ExecutionPlan(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small", hold_gradients=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from common.units import GIB, MIB
 from memory.budget import Budget
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.shapes import Shapes
@@ -28,7 +29,6 @@ from memory.processes import has_proc
 from settings.loading import load
 from tests.training.setups import opened
 from training.setup import plan as planning
-from units import GIB, MIB
 
 CHOICE = ExecutionPlan(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
 

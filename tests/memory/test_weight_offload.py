@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import devices
+from common.units import GIB, MIB
 from engine.weight_offload.store import offloaded_store
 from memory.estimate.weight_offload import PIECE_ALIGNMENT, offloaded_bytes, resident_bytes, slots_bytes
 from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, ExecutionPlan, Machine
@@ -19,7 +20,6 @@ from model.shapes import weight_counts
 from model.t5 import T5, in_memory
 from settings.declared import Config
 from settings.loading import load
-from units import GIB, MIB
 
 RATES = (("float32", 1e11), ("bfloat16", 1e12))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import limits
+from devices import sizes
 from devices.kernels import calls
 from devices.pointwise import MIX_1, mix_by_torch, random_words
 from model.attention import attend
@@ -53,8 +53,8 @@ def by_formula(
 @pytest.mark.parametrize(
     ("name", "causal", "rate", "dtype", "tile"),
     [
-        ("short", True, 0.2, torch.float32, limits.TILE_ELEMENTS),
-        ("across", False, 0.2, torch.bfloat16, limits.TILE_ELEMENTS),
+        ("short", True, 0.2, torch.float32, sizes.TILE_ELEMENTS),
+        ("across", False, 0.2, torch.bfloat16, sizes.TILE_ELEMENTS),
         # 2 of the 3 heads at a time, or queries in parts
         ("long and short", True, 0.2, torch.bfloat16, 2 * 128 * 384),
         ("across long ones", False, 0.0, torch.float32, 2 * 128 * 384),
@@ -63,7 +63,7 @@ def by_formula(
 def test_outputs_and_gradients_are_those_of_the_formula(
     name: str, causal: bool, rate: float, dtype: torch.dtype, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "TILE_ELEMENTS", tile)
+    monkeypatch.setattr(sizes, "TILE_ELEMENTS", tile)
     generator = torch.Generator().manual_seed(1)
     queries, keys = LENGTHS[name]
     is_across = queries != keys

@@ -10,7 +10,7 @@ import torch
 
 from devices.kernels import build
 from devices.kernels.calls import use
-from limits import INT4_GROUP
+from devices.sizes import INT4_GROUP
 from model import hf_format
 from model.decoding.generation import generate
 from model.int4 import LEVELS, Int4Weight, empty_int4, pack_into, unpack

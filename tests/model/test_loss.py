@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from limits import loss_chunk_tokens
+from devices.sizes import loss_chunk_tokens
 from model.loss import IGNORED, LossSettings, MeanLoss, loss_and_gradients, token_losses
 from model.quantization import dequantize, quantize
 from tests.measuring import in_child

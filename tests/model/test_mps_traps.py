@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.traced.traced_step import TracedWork, trace
 from benchmarks.traced.tracing import Tracer
-from limits import MPS_INNER
+from devices.sizes import MPS_INNER
 from settings.declared import T5ModelConfig
 
 SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)

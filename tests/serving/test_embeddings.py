@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from commands.embed import Embedder
 from commands.text_reader import text_settings
+from common.web.bodies import ByteBudget
 from memory.answers import AnswerBatch
 from serving.asking import OPEN_BYTES
 from serving.model import Model
@@ -23,7 +24,6 @@ from tests.serving.served import api_of, client_of, make_api, settings, trained
 from tests.training.small_trained import SHAPE, save_trained
 from training.loaded_model import load_model
 from training.saved_model import SavedModel, find_model
-from web.bodies import ByteBudget
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from common.units import GIB, MIB
 from memory.answers import AnswerBatch, HeldModel
 from serving.answers import Answer, Refused, Update
 from serving.app import Api
 from serving.server import capacity_of
 from tests.serving.served import Gate, alone, make_api, prompt_ids
 from tests.training.small_trained import SHAPE
-from units import GIB, MIB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUESTIONS = ["hello", "a somewhat longer question than that", "x", "河水从桥下流过", "two words"]

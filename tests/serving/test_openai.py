@@ -11,9 +11,9 @@ from typing import Any
 import openai
 import pytest
 
+from common.web.listening import listen, server_of
 from serving.app import Api, make_app
 from tests.serving.served import NAME, Gate, alone, folder, make_api, prompt_ids
-from web.listening import listen, server_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUESTION = [{"role": "user", "content": "hello"}]

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from language import speak
+from common.language import speak
 from model import hf_format
 from serving.server import _greeting, serve
 from settings.errors import UserError

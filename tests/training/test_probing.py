@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from childproc import OUT_OF_MEMORY
+from common.child_process import OUT_OF_MEMORY
 from memory.processes import has_proc
 from tests import warm
 from tests.memory.fake_machine import ME, MIB, FakeMachine
@@ -54,11 +54,11 @@ def test_what_lived_between_two_looks_is_seen() -> None:
 
 SMALL_CARD = """
 import devices
-from childproc import OUT_OF_MEMORY
+from common.child_process import OUT_OF_MEMORY
 from tests.fake_device import FakeDevice
 from tests.memory.test_probe import request_of
 from training import probing
-from units import GIB, MIB
+from common.units import GIB, MIB
 
 card = FakeDevice(GIB, name="cpu")
 devices.pick = lambda *words: card

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from common.language import say
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
-from language import say
 from model import hf_format
 from model.formats.answering import keep_answer_list, keep_answers
 from model.formats.checksums import STATE

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from language import join, say
+from common.language import join, say
+from common.storage import REPLACED, TEMPORARY, atomic_file, atomic_folder, clear_leftovers, remove, rename
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
 from settings.errors import UserError, reason_of
-from storage import REPLACED, TEMPORARY, atomic_file, atomic_folder, clear_leftovers, remove, rename
 
 DAMAGED = "damaged-"
 MEAN = f"{TEMPORARY}mean"  # of the last checkpoints, as long as it is evaluated (`training.averaging`)

@@ -12,14 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from language import say
-from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
-from run_files import RUN_FILE, read_record, saved_runs
-from settings.errors import UserError, reason_of, refuse
-from settings.fields import AUTO
-from settings.names import name_problem, shown_name
-from settings.tasks import is_pretraining
-from storage import (
+from common.language import say
+from common.storage import (
     TEMPORARY,
     atomic_file,
     atomic_folder,
@@ -30,8 +24,14 @@ from storage import (
     write_text,
     writing,
 )
+from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
+from settings.errors import UserError, reason_of, refuse
+from settings.fields import AUTO
+from settings.names import name_problem, shown_name
+from settings.tasks import is_pretraining
 from training.checkpoints.folder import Checkpoints
 from training.processes.launch import launch_folder, restarts
+from training.report.run_files import RUN_FILE, read_record, saved_runs
 
 KINDS = ("pretrain", "finetune", "dpo")
 MODEL_FILES = ("config.json", "model.safetensors")

@@ -7,8 +7,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from devices.sizes import ANSWERED_TOGETHER
 from engine.blockwise import Blockwise
-from limits import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch, largest
 from memory.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from language import say
-from run_files import LESS_IS_BETTER
+from common.language import say
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from settings.fields import counted
+from training.report.run_files import LESS_IS_BETTER
 
 LOSS = "loss"
 

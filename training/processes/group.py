@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from language import say
+from common.language import say
 from settings.errors import UserError
 
 if TYPE_CHECKING:

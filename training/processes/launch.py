@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from language import join, say
+from common.language import join, say
 
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")  # which accelerate hands a whole run over to

@@ -14,19 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from common.language import english
+from common.storage import read_text, write_text
+from common.units import format_size
 from data.sources.places import public
-from language import english
 from model.formats.heads import class_of
 from model.formats.shape_file import read_config
 from model.shapes import weight_counts
-from run_files import METRICS_FILE, OWNER_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 from settings.tasks import MODEL_HEADS, task_for
-from storage import read_text, write_text
+from training.report.run_files import METRICS_FILE, OWNER_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
 from training.report.wording import duration
-from units import format_size
 
 CARD_FILE, MARK = "README.md", "<!-- written by FrugalT5; remove this line to keep your own words -->"
 # not for others; the last only while the run is alive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leaving import INTERRUPTED
+from common.signals import INTERRUPTED
 
 STOP, SAVE = "stop", "save"  # requests
 

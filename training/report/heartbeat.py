@@ -19,11 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from language import join
-from run_files import HEARTBEAT_FILE, REQUEST_FILE, read_record
+from common.language import join
+from common.storage import write_text
 from settings.errors import UserError, reason_of
-from storage import write_text
 from training.report.endings import SAVE, STOP
+from training.report.run_files import HEARTBEAT_FILE, REQUEST_FILE, read_record
 
 PREPARING_FILE = ".preparing"
 SECONDS = 2.0

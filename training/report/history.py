@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from run_files import METRICS_FILE, EventReader
+from common.units import GIB
 from settings.errors import UserError
 from settings.program import needs
-from units import GIB
+from training.report.run_files import METRICS_FILE, EventReader
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

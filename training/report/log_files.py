@@ -17,10 +17,10 @@ from typing import Any, TextIO
 
 from loguru import logger
 
-from language import english
-from run_files import EventReader
-from screen import visible
-from storage import atomic_file, writing
+from common.language import english
+from common.screen import visible
+from common.storage import atomic_file, writing
+from training.report.run_files import EventReader
 
 LOG_PREFIX = "chat_trainer_low_mem_"
 HALVES = "backslashreplace"  # half of a surrogate pair, as of a name that is not UTF-8, becomes JSON's escape

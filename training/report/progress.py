@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from language import Message, join, say
-from screen import raw, visible
-from terminal import aligned, folded, one_line, width
+from common.language import Message, join, say
+from common.screen import raw, visible
+from common.terminal import aligned, folded, one_line, width
+from common.units import format_size
 from training.report.wording import duration
-from units import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

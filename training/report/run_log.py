@@ -17,16 +17,16 @@ from typing import Any
 
 from loguru import logger
 
-from language import english
+from common.language import english
 from memory.monitor import Monitor
 from memory.plan import Plan
-from run_files import METRICS_FILE
 from settings.declared import RunConfig, TrainConfig
 from settings.errors import UserError
 from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat, reason_of_end
 from training.report.log_files import MetricsFile, open_log, plain
 from training.report.progress import Progress
+from training.report.run_files import METRICS_FILE
 
 WATCH_SECONDS = 30.0  # from one line about memory to the next, at most; heartbeats come every two seconds
 Listener = Callable[[dict[str, Any]], Any]  # takes an event

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from language import say
+from common.language import say
+from common.units import MIB, format_size
 from memory.plan import Plan
 from settings.declared import Config, places
 from settings.fields import counted
@@ -16,7 +17,6 @@ from settings.program import program
 from settings.tasks import command_of
 from training.report.history import history
 from training.report.wording import about, duration
-from units import MIB, format_size
 
 Rows = list[tuple[str, str]]
 PHASES = ("prepare", "probe", "reference", "load", "evaluation", "train", "save")  # shown at the end

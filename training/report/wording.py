@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from language import Message, say
+from common.language import Message, say
 
 
 def duration(seconds: float) -> Message:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from language import say
+from common.language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train

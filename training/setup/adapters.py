@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from language import join
+from common.language import join
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import read_json
 from model.formats.peft import load_adapters

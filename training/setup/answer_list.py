@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from childproc import call
+from common.child_process import call
+from common.language import join, say
+from common.storage import NotMade, fingerprint, only_if_made, read_once_made, writing
+from common.units import format_size
 from data.prepare.data_tokenizer import tokenizer_folder
 from data.prepare.looking import child_bytes
 from data.prepare.training_data import find_training_data
@@ -22,16 +25,13 @@ from data.sources.peek import about_rows
 from data.sources.reading import head_of, read_rows, reading, reading_in_child
 from data.sources.source import Source
 from data.tokenizers.tokenizer import Tokenizer
-from language import join, say
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import ANSWERS_FILE
 from settings.declared import Config, DataConfig, GenerateConfig, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, Need, counted, listed
 from settings.needs import without_effect
-from storage import NotMade, fingerprint, only_if_made, read_once_made, writing
 from training.saved_model import SavedModel
-from units import format_size
 
 if TYPE_CHECKING:
     from data.batches.loader import StepLoader

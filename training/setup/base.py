@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.language import say
 from data.prepare.data_tokenizer import read_extra_tokens
 from data.prepare.training_data import file_problems
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
 from model.formats.checksums import refuse_damaged
 from model.formats.headers import TensorHeaders
 from model.formats.shape_file import misfits, read_config

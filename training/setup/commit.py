@@ -7,22 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from language import say
+from common.language import say
+from common.storage import atomic_file, folder_bytes, writing
+from common.units import format_size
 from memory.estimate.disk import disk_need, too_full
 from model.formats.answering import keep_answer_list
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
-from run_files import SETTINGS_FILE
 from settings.errors import refuse
 from settings.fields import AUTO, counted
-from storage import atomic_file, folder_bytes, writing
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run, note_attempt, resume_run
+from training.report.run_files import SETTINGS_FILE
 from training.setup.hub import create_repository
 from training.setup.resolved import ResolvedRun
 from training.setup.schedules import long_run_rate
-from units import format_size
 
 FEW_STEPS, USEFUL_STEPS = 200, 1000  # from random weights; what is proposed instead
 ABOVE_BOUND = 1.05  # times the rate that weights bear: below it nothing is said

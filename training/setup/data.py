@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.language import join, say
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared, in_child, prepare
 from data.shards.store import TRAIN, VALIDATION
 from data.sources.files import find
 from data.tokenizers.tokenizer import Tokenizer
-from language import join, say
 from model.formats.answering import ANSWERS_FILE, answer_list_of
 from settings.consistency import REGRESSION, check, writes_answers
 from settings.declared import Config, T5ModelConfig

@@ -24,16 +24,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from common.language import say
+from common.storage import atomic_file, fingerprint, is_unreadable, make_folder, read_text, remove, write_text, writing
 from data.batches.loader import StepLoader
 from data.shards.store import Manifest
 from engine.blockwise import Blockwise
 from engine.objectives.preference import answer_log_probabilities
 from engine.step import to_micro_batch
-from language import say
 from memory.cleanup import clean_all
 from model.formats.adapter_folder import is_adapter, read_info
 from settings.errors import UserError, reason_of
-from storage import atomic_file, fingerprint, is_unreadable, make_folder, read_text, remove, write_text, writing
 from training.report.wording import duration
 from training.saved_model import SavedModel
 from training.setup.build import build

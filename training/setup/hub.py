@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path, PurePath
 
-from childproc import ChildDied, call
-from language import say
+from common.child_process import ChildDied, call
+from common.language import say
 from settings.errors import UserError
 from settings.fields import TRUE_WORDS, near_path
 from settings.program import needs, program

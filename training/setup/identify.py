@@ -10,19 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from childproc import MEMORY, ChildDied, call
+from common.child_process import MEMORY, ChildDied, call
+from common.language import say, speak
+from common.storage import writing
+from common.units import format_size
 from data.sources.places import public_values
 from devices import pick
 from devices.malloc import tune_malloc
-from language import say, speak
 from memory.budget import Budget, host_budget
 from memory.estimate.workload import BASE_BYTES
 from memory.monitor import HostAlone, Monitor
-from run_files import RUN_FILE
 from settings.declared import Config, RunConfig
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO
-from storage import writing
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import check_new_run, check_writable, new_run_name, run_of_attempt
@@ -30,10 +30,10 @@ from training.processes.group import Group
 from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import local_processes, local_rank
 from training.report.heartbeat import Heartbeat
+from training.report.run_files import RUN_FILE
 from training.report.trackers import tracker_names
 from training.setup.hub import check_push
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
-from units import format_size
 
 TORCH_ADDRESSES = 900 << 20  # its libraries are mapped whole: 800,000 KiB do not hold them, 1,000,000 do
 SURELY_TAKEN = 0.94  # of BASE_BYTES, which differs by some percent from machine to machine

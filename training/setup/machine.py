@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from common.language import say
 from devices import processor
 from devices.base import Device
 from devices.choose import passed_over
 from devices.kernels.calls import kernels, use
 from devices.threads import Threads, use_threads
-from language import say
 from memory.budget import Budget, measure_budget
 from settings.declared import RunConfig
 from settings.errors import UserError

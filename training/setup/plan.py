@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from common.language import say
+from common.units import MIB, format_size
 from devices import pick
 from devices.base import Device, name_of, traits_of
 from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
 from devices.pointwise import why_no_rounding_kernel
 from engine.compiled import compiler_failure
-from language import say
 from memory.budget import FLAG, Budget, measure_budget
 from memory.estimate.peaks import CORRECTION, predict
 from memory.estimate.workload import BASE_BYTES, ExecutionPlan, Machine
@@ -34,7 +35,6 @@ from training.setup.machine import installed_bytes
 from training.setup.resolved import Beginning, ResolvedRun
 from training.setup.resolving import Rows, RunSpec, resolve
 from training.setup.schedules import Steps
-from units import MIB, format_size
 
 PROBE_FROM = 0.85  # Share of the budget from which a plan is probed with probe=auto.
 MOST_PROBES = 3  # Each may lead to another plan, which is then probed in turn.

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
+from common.storage import NotMade
 from data.batches.loader import StepLoader
 from data.batches.rows import lengths_of
 from data.batches.step_lengths import StepLengths, drawn_lengths, evaluation_lengths, step_lengths
@@ -32,7 +33,6 @@ from settings.declared import Config, DataConfig, LoraConfig, T5ModelConfig, Tra
 from settings.errors import UserError
 from settings.fields import AUTO
 from settings.tasks import default_objective, task_named
-from storage import NotMade
 from training.saved_model import SavedModel
 from training.setup.schedules import Steps
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from model.shapes import weight_counts
-from optimizers import OPTIMIZERS
 from settings.declared import LoraConfig, T5ModelConfig, TrainConfig
 from settings.fields import AUTO
+from settings.optimizers import OPTIMIZERS
 from tasks.base import Task
 
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few

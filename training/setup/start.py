@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from common.language import say
 from data.prepare.estimate import misfit
 from data.prepare.looking import look
-from language import say
 from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
 from settings.declared import Config, DataConfig

@@ -20,8 +20,8 @@ from commands.diagnosis.inventory import (
     system_facts,
     take_inventory,
 )
+from common.units import GIB, MIB
 from devices import processor
-from units import GIB, MIB
 
 
 def write(root: Path, **files: str) -> Path:

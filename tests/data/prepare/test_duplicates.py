@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.storage import Parts
 from data.prepare import duplicates
 from data.prepare.duplicates import find_duplicates
 from data.prepare.preparing import prepare
@@ -19,7 +20,6 @@ from data.shards.store import Manifest
 from data.sources.files import find
 from data.text.conversations import Examples
 from settings.declared import ROOT
-from storage import Parts
 
 
 def write(path: Path, texts: list[str]) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from childproc import ChildDied
+from common.child_process import ChildDied
 from data.prepare.passes import Batch, Position, workers_in_order
 from settings.errors import DoesNotFit, UserError
 

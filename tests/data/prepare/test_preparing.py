@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from childproc import CRASHED, MEMORY, ChildDied
+from common.child_process import CRASHED, MEMORY, ChildDied
 from data.dataset import LowMemDataset
 from data.prepare import looking, writing
 from data.prepare.preparing import find_prepared, in_child, prepare, prepare_evaluation

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.terminal import one_line
 from data.prepare.preparing import prepare
 from data.prepare.preview import lost_of_shards, shown, table_of_files, table_of_shards
 from data.prepare.training_data import find_training_data
@@ -16,7 +17,6 @@ from data.task import Table
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import Config
 from settings.tasks import task_named
-from terminal import one_line
 from tests.data.loaders import loader_of
 
 Configure = Callable[..., Config]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import storage
+from common import storage
 from data.prepare import duplicates
 from data.prepare.encode import Encoder
 from data.prepare.preparing import prepare
@@ -31,7 +31,7 @@ from settings.loading import load
 # Runs `prepare` and kills itself before the n-th batch or file that goes to the disk; says how many an unbroken run writes.
 PREPARING = """
 import json, os, signal, sys
-import storage
+from common import storage
 from config import load
 from data.prepare import duplicates, preparing
 from data.shards import writer

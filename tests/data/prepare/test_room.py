@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.units import GIB, MIB
 from data.prepare import looking
 from data.tokenizers.sample import LARGE, SMALL
 from settings.loading import load
-from units import GIB, MIB
 
 
 @pytest.mark.parametrize(

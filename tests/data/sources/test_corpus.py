@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from common.storage import NotMade, only_if_made
 from data.sources import corpus
 from data.sources.corpus import SampleCorpus, build_sample_corpus
 from settings.errors import UserError
-from storage import NotMade, only_if_made
 
 
 def test_the_sample_is_real_prose(sample: SampleCorpus) -> None:

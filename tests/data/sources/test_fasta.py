@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from data.sources.files import find
+from data.sources.formats import FASTA
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows, records
 from data.sources.source import Source
-from formats import FASTA
 from settings.errors import UserError
 
 

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.sources.files import find
+from data.sources.formats import FORMATS, KIND_BY_SUFFIX
 from data.sources.peek import BARS, COUNTED_ROWS, about_rows, about_tokens, peek, preview
 from data.sources.reader import Reader, reader_of
-from formats import FORMATS, KIND_BY_SUFFIX
 from settings.errors import UserError
 
 ROWS = [{"prompt": f"question {at}", "response": "an answer " * (at % 40)} for at in range(9000)]

@@ -13,9 +13,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from common.units import MIB
 from engine.step import Engine
 from train_low_mem import main
-from units import MIB
 
 plain = Engine.step
 held: list[Any] = []

@@ -11,8 +11,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from run_files import REQUEST_FILE
 from tests.end_to_end.children.steps import run_with
+from training.report.run_files import REQUEST_FILE
 
 
 def around(number: int, compute: Callable[[], Any]) -> Any:

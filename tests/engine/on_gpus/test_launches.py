@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.checks.launches import works
 from benchmarks.traced.traced_step import TracedWork, planned_bytes, trace
-from limits import MOST_SCORES
-from optimizers import OPTIMIZERS
+from devices.sizes import MOST_SCORES
 from settings.declared import T5ModelConfig
+from settings.optimizers import OPTIMIZERS
 from settings.precedence import model_presets
 
 SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)

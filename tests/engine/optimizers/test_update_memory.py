@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import optimizers
 from devices.base import CUDA, override_traits
 from engine.optimizers import OPTIMIZERS, Step
+from settings import optimizers
 
 SIDE, COUNT = 512, 4
 BF16, FP32 = torch.bfloat16, torch.float32

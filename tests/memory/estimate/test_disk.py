@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from common.units import format_size
 from memory.estimate import disk
 from memory.estimate.disk import disk_need, is_in_memory, too_full
 from memory.estimate.workload import FILE, Machine
 from memory.plan import plan
 from settings.declared import Config
 from settings.loading import load
-from units import format_size
 
 
 def config_of(**flags: object) -> Config:

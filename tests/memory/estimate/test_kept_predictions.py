@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+from common.units import GIB, MIB
 from devices.processor import AVX512_BF16
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.time import predict_seconds
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, trained_counts
 from settings.declared import T5ModelConfig
 from settings.loading import load
-from units import GIB, MIB
 
 SHAPE = {
     "vocab_size": 8192,

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from common.units import GIB, MIB
 from data.batches.collate import Batch, LabelledBatch
 from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
@@ -34,7 +35,6 @@ from model.t5 import T5
 from settings.declared import T5ModelConfig
 from settings.loading import load
 from training.setup.resolving import mapped_base
-from units import GIB, MIB
 
 SHAPE = {
     "vocab_size": 2048,

@@ -11,7 +11,7 @@ import pytest
 
 from data.batches.collate import Row, collate
 from data.batches.loader import filled
-from limits import filled_tokens
+from devices.sizes import filled_tokens
 from memory.estimate.shapes import Shapes, Tokens, few_sizes
 
 SOURCES = np.array([[2, 3, 9, 10], [4, 4, 4, 8]])

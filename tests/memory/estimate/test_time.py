@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from common.units import GIB, MIB
 from memory.estimate.time import RENEWED_STEPS, Renewal, Schedule, predict_seconds, predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
 from settings.declared import Config, T5ModelConfig
 from settings.loading import load
-from units import GIB, MIB
 
 SHAPE = T5ModelConfig(vocab_size=8000, d_model=512, d_ff=2048, d_kv=64, num_heads=8, num_layers=4, num_decoder_layers=4)
 WORK = Workload(SHAPE, 8, 128, 64, False, "adafactor")

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from common.storage import NotMade, only_if_made, read_once_made
 from model.decoding.answer_tree import AnswerTree, Choices
 from model.decoding.decoder import Decoder
 from model.decoding.generation import generate, generate_best, stream
 from model.quantization import quantize_model
 from model.t5 import T5
 from settings.declared import GenerateConfig, T5ModelConfig
-from storage import NotMade, only_if_made, read_once_made
 
 ROWS = [[5, 9, 11, 3, 1], [7, 1], [30, 2, 2, 8, 9, 10, 12, 1]]
 END = 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from limits import FILE_CHUNK_BYTES
+from devices.sizes import FILE_CHUNK_BYTES
 from model import hf_format
 from model.formats.mean import write_mean
 from model.t5 import T5

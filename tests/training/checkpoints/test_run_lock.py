@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from run_files import OWNER_FILE
 from training.checkpoints.run_lock import RunLock
+from training.report.run_files import OWNER_FILE
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 OWNER = """

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from common.storage import write_text
 from model.formats.checksums import damages
 from settings.errors import UserError
-from storage import write_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import (

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from run_files import HEARTBEAT_FILE, REQUEST_FILE
 from settings.errors import UserError
 from training.processes.interrupts import ends_like_ctrl_c, interrupt_main_thread
 from training.report import heartbeat
 from training.report.endings import SAVE, Interrupted
 from training.report.heartbeat import PREPARING_FILE, Heartbeat
+from training.report.run_files import HEARTBEAT_FILE, REQUEST_FILE
 
 
 def told(folder: Path) -> dict[str, Any]:

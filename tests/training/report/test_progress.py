@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from language import speak
-from terminal import width
+from common.language import speak
+from common.terminal import width
 from training.report.progress import Progress
 from training.report.wording import about, duration
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from loguru import logger
 
+from common.language import say, speak
 from devices import pick
-from language import say, speak
 from memory.monitor import Monitor
 from settings.errors import UserError
 from tests.training.small_runs import configuration

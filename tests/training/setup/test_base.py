@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from data.tokenizers.training import train_tokenizer
 from model.formats.checksums import seal
-from run_files import SETTINGS_FILE
 from settings.declared import Config
 from settings.errors import UserError
 from settings.loading import load
@@ -18,6 +17,7 @@ from settings.precedence import run_presets
 from tests.training.setups import started
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
+from training.report.run_files import SETTINGS_FILE
 from training.saved_model import SavedModel
 from training.setup.hub import name_on_hub
 from training.setup.resuming import resumed_config

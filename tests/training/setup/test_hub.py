@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from childproc import ChildDied, call
+from common.child_process import ChildDied, call
 from data.sources.files import find
 from data.sources.places import RemoteFile
 from settings.errors import UserError

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common.units import MIB
 from memory.budget import FLAG, Budget
 from memory.estimate.workload import BASE_BYTES
 from memory.system_limits import Limit
@@ -17,7 +18,6 @@ from settings.errors import DoesNotFit, UserError
 from settings.loading import load
 from training.setup.identify import check_torch_can_load
 from training.setup.stages import prepare_run
-from units import MIB
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_TORCH = (

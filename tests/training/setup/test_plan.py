@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import devices
+from common.units import GIB, MIB
 from devices.base import Device
 from memory.budget import FLAG, Budget
 from memory.probe import KILLED, ProbeRequest, ProbeResult
@@ -20,7 +21,6 @@ from tests.training.setups import PLENTY, opened
 from training.setup import plan as planning
 from training.setup.data import PreparedData
 from training.setup.resolved import Beginning
-from units import GIB, MIB
 
 BASE = 200 * MIB
 pytestmark = pytest.mark.usefixtures("processor_class")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from common.units import GIB
 from data.prepare.preparing import prepare
 from memory.estimate.workload import Machine
 from settings.declared import Config
@@ -16,7 +17,6 @@ from settings.fields import AUTO
 from settings.loading import load
 from tests.data.loaders import loader_of
 from training.setup.resolving import Rows, resolve
-from units import GIB
 
 MACHINE = Machine(2 * GIB, 16 * GIB)
 SMALL = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1}

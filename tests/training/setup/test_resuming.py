@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import devices
-from run_files import SETTINGS_FILE
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
@@ -24,6 +23,7 @@ from tests.training.small_trained import SHAPE, save_trained
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run, note_attempt, run_of_attempt
 from training.processes.group import Group
+from training.report.run_files import SETTINGS_FILE
 from training.saved_model import SavedModel
 from training.setup.commit import warnings_of
 from training.setup.identify import Identity, identify, lock_and_clean

@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults.disk_faults import watch_changes
-from settings.errors import UserError
-from settings.fields import read_settings_file
-from storage import (
+from common.storage import (
     MOST_BYTES,
     OtherParts,
     Parts,
@@ -31,6 +29,8 @@ from storage import (
     read_text,
     remove,
 )
+from settings.errors import UserError
+from settings.fields import read_settings_file
 from tests.killing import DIED, run_child
 
 

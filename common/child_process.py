@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from language import say, speak, spoken
-from leaving import INTERRUPTED
-from screen import stand_guard
+from common.language import say, speak, spoken
+from common.screen import stand_guard
+from common.signals import INTERRUPTED
 from settings.errors import UserError
 from settings.program import full_name, python_command
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 SERVE = (
-    f"from {full_name('leaving')} import leave_at_ctrl_c; leave_at_ctrl_c(False); "
-    f"from {full_name('childproc')} import serve; serve()"
+    f"from {full_name('common.signals')} import leave_at_ctrl_c; leave_at_ctrl_c(False); "
+    f"from {full_name('common.child_process')} import serve; serve()"
 )
 LOOK_SECONDS = 0.1  # between two looks at a child whose memory is limited
 OWN_LOOK_SECONDS = 0.005  # the same of a process at itself

@@ -10,9 +10,9 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from web import listening
-from web.bodies import BODY_BYTES
-from web.listening import Connection, server_of
+from common.web import listening
+from common.web.bodies import BODY_BYTES
+from common.web.listening import Connection, server_of
 
 
 class Wire(asyncio.Transport):

@@ -10,10 +10,10 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from common.units import KIB
+from common.web.bodies import read_object
 from serving.app import BODY_BYTES, PARSED, READ_BYTES
 from tests.measuring import in_child
-from units import KIB
-from web.bodies import read_object
 
 CONNECTIONS = 80
 CONNECTION_BYTES = 64 * KIB  # both ends of one, which lie in the same process here
@@ -26,8 +26,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serving.app import BODY_BYTES, READ_BYTES
-from web.bodies import ByteBudget, announced_bytes, object_of, read_body
-from web.listening import listen, server_of
+from common.web.bodies import ByteBudget, announced_bytes, object_of, read_body
+from common.web.listening import listen, server_of
 
 bodies = ByteBudget(READ_BYTES)
 seated = READ_BYTES // BODY_BYTES

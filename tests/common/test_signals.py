@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from childproc import call
+from common.child_process import call
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIGNAL = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
 # where it comes: the module that is imported then, and what stands in it
 MOMENTS = {

@@ -35,7 +35,6 @@ SUMMED_ELEMENTS = 1024 * 1024  # of tokens' gradients that are summed together, 
 DRAWN_ELEMENTS = 1024 * 1024  # of a weight whose initial values are drawn at a time
 PACKED_ELEMENTS = 128 * 1024  # of a matrix rounded to int4 at a time: its few buffers stay in cache
 INT4_GROUP, INT4_GROUP_BYTES = 64, 34  # weights of a row that share a scale in int4; with it, what they take
-STATE_BLOCK = 128  # elements of a row that share a scale, of moments in 8 bits
 FILE_CHUNK_BYTES = 4 * 1024**2  # of a tensor that is read from a file, as fp32
 HEAP_BELOW = 4 * 1024**2  # bytes of the tensors in the heap with malloc "fast"; larger ones are mapped by themselves
 UNTRIMMED_HEAP_BELOW = 8 * 1024**2  # the same with malloc "untrimmed"

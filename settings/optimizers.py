@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from limits import STATE_BLOCK
-
+STATE_BLOCK = 128  # elements of a row that share a scale, of moments in 8 bits
 # What brings singular values together: a polynomial a turn, the factors of their first, third and fifth power. Values between
 # 0.007 and 1 come to lie within 0.42 of 1. All but the last read them as if they were 2% smaller: a little above 1
 # they would grow without bound, and rounding can carry them there.

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from language import say
+from common.language import say
 from settings.errors import UserError, reason_of
 from settings.fields import AUTO
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from zipfile import BadZipFile
 
-from language import say
-from screen import visible
+from common.language import say
+from common.screen import visible
 from settings.errors import DoesNotFit, UserError, reason_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from run_files import LONGEST_LINE, EventReader, read_record, run_names
+from training.report.run_files import LONGEST_LINE, EventReader, read_record, run_names
 
 
 def lines(*steps: int) -> str:

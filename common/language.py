@@ -24,7 +24,7 @@ from typing import Any
 
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")
-FOLDER = Path(__file__).resolve().parent / "languages"
+FOLDER = Path(__file__).resolve().parent.parent / "languages"
 _spoken = ENGLISH
 _own: ContextVar[str | None] = ContextVar("language", default=None)  # of one request to a server
 
