@@ -1,8 +1,9 @@
 """Settings to edit: every one with its default, in the class that the guides name.
 
-Change a line, add one, or paste a class of a guide at the end; `TrainConfig` takes every setting but the model's. What you change stands
-over presets that you have not named and over what a trained model says; a preset that you name (`--preset`, `--model_preset`), a file
-(`--config=FILE`) and flags stand over it. `python train_low_mem.py plan` shows what counts. docs/settings.md says what each may be.
+Change a line, add one, or paste a class of a guide at the end; `TrainConfig` takes every setting but the model's. What
+you change stands over presets that you have not named and over what a trained model says; a preset that you name
+(`--preset`, `--model_preset`), a file (`--config=FILE`) and flags stand over it. `python train_low_mem.py plan` shows
+what counts. docs/settings.md says what each may be.
 
 The text is read, not run (`settings/edits.py`). In Python: `from config import load`.
 """

@@ -2,7 +2,8 @@
 
 A mistake is answered before torch is imported, and every flag is known before anything runs.
 
-Exit codes: 0 done, 2 wrong settings or data, 3 does not fit the budget, or ended over it, 130 interrupted, 1 unforeseen.
+Exit codes: 0 done, 2 wrong settings or data, 3 does not fit the budget, or ended over it, 130 interrupted, 1
+unforeseen.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ BY_ACCELERATE = ("train", "dpo", "evaluate", "quantize")
 WIDEST = 100  # columns of what is refused
 # command -> where it is, if not in the file of its name
 PLACES = {
-    "board": ("board.server", "serve"), "serve": ("serving.server", "serve"), "runs": ("board.commands", "runs"),
-}  # fmt: skip
+    "board": ("board.server", "serve"),
+    "serve": ("serving.server", "serve"),
+    "runs": ("board.commands", "runs"),
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -127,8 +130,9 @@ def _dispatch(arguments: list[str]) -> int:
         arguments[1] = f"--model={arguments[1]}"
     import fire
 
-    # Fire is given the command alone: its own reading of flags runs a command first and finds a mistyped flag after, takes
-    # `--x=false` for a true string, and loses the first two letters of `--noise_density` (python-fire issues 168, 222, 461)
+    # Fire is given the command alone: its own reading of flags runs a command first and finds a mistyped flag after,
+    # takes `--x=false` for a true string, and loses the first two letters of `--noise_density` (python-fire issues 168,
+    # 222, 461)
     table = dict.fromkeys(COMMANDS, lambda: _run(name, _load(name, arguments[1:])))
     fire.Fire(table, [name], name=NAME)
     return 0
@@ -141,7 +145,9 @@ def _name_of(arguments: Sequence[str]) -> str:
 
 
 def _parsed(words: Sequence[str]) -> tuple[dict[str, list[str | None]], list[str]]:
-    """Flags typed as `--name=value`, `--name value`, `-name=value` or, without a value (None), `--name`; and words that are none."""
+    """Flags typed as `--name=value`, `--name value`, `-name=value` or, without a value (None), `--name`; and words that
+    are none.
+    """
     flags: dict[str, list[str | None]] = {}
     others, waiting = list[str](), list(reversed(words))
     while waiting:
@@ -201,7 +207,8 @@ def _run(name: str, config: Config) -> None:
             way = "{command}, needs the package {package}; install it: {python} -m pip install '{own}[board]'"
         else:
             way = (
-                "{command}, needs the package {package}; `make board` installs it and shows the page, or: {python} -m pip install "
+                "{command}, needs the package {package}; `make board` installs it and shows the page, or: {python} "
+                "-m pip install "
                 "-r requirements-board.txt -c constraints.txt"
             )
         facts = {"own": PACKAGE} if IS_INSTALLED else {}

@@ -1,8 +1,9 @@
 """A training run: set up, loop, finish.
 
 `LowMemTrainer(config).train()` is all that a notebook needs; `train_low_mem.py train` is the same from a command line.
-Accelerate gives launch, device placement and the process group; the loop of `engine/` does the rest. What a run does beside
-its steps is in `training/`: `live` (what is trained, and how far), `evaluating`, `saving`, `recovering`, `recording`.
+Accelerate gives launch, device placement and the process group; the loop of `engine/` does the rest. What a run does
+beside its steps is in `training/`: `live` (what is trained, and how far), `evaluating`, `saving`, `recovering`,
+`recording`.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ from training.setup.stages import PreparedRun, prepare_run, set_up
 
 __all__ = ["LowMemTrainer", "plot"]
 SHOWN_ROWS = 2  # of the data, when a run begins
-# Whether LowMemDataset reopens its files for every read: True, False or "auto" (below 13 GB available). Edit it here, as the guides
-# say (`settings/edits.py` reads it); the flag --ultra_low_mem stands over it.
+# Whether LowMemDataset reopens its files for every read: True, False or "auto" (below 13 GB available). Edit it here,
+# as the guides say (`settings/edits.py` reads it); the flag --ultra_low_mem stands over it.
 use_ultra_low_mem = "auto"
 
 
@@ -95,11 +96,12 @@ class LowMemTrainer:
 
     Args:
         config: from `config.load("train", {...})`, or built by hand.
-        callbacks: called on the main process with each event of the run, a dict as in a line of metrics.jsonl; one that returns
-            "stop" ends the run behind its step, saved, and "save" has it write a checkpoint.
+        callbacks: called on the main process with each event of the run, a dict as in a line of metrics.jsonl; one that
+            returns "stop" ends the run behind its step, saved, and "save" has it write a checkpoint.
         run: the run with its rows prepared; None: that is still to come.
-        metrics: of your own, name -> function(answers, references) of two lists of texts that gives a number, of which more is
-            better: evaluations log it, of `eval_generate_rows` rows (auto: `eval_rows`), and `metric_for_best` may name it.
+        metrics: of your own, name -> function(answers, references) of two lists of texts that gives a number, of which
+            more is better: evaluations log it, of `eval_generate_rows` rows (auto: `eval_rows`), and `metric_for_best`
+                may name it.
     """
 
     def __init__(
@@ -123,7 +125,8 @@ class LowMemTrainer:
         Returns:
             what was planned and measured.
         Raises:
-            UserError: wrong settings or data, before anything is written; or, all being saved, the hub did not take the model. DoesNotFit: no plan fits the budget.
+            UserError: wrong settings or data, before anything is written; or, all being saved, the hub did not take the
+                model. DoesNotFit: no plan fits the budget.
             Interrupted: stopped by a signal; saved, resumable.
         """
         config = self.config
@@ -166,15 +169,21 @@ class LowMemTrainer:
         track = held.enter_context(trackers(self.accelerator, config.run, values))
         self.log = log = held.enter_context(
             RunLog(
-                config.run, config.train, run.state.step, run.monitor, self.group.is_main, run.heartbeat,
+                config.run,
+                config.train,
+                run.state.step,
+                run.monitor,
+                self.group.is_main,
+                run.heartbeat,
                 listeners=[track, *self.callbacks],
             )
-        )  # fmt: skip
+        )
         for text in run.told:
             log.tell(text, is_shown=False)
         if IS_UNBOUNDED and run.device.name == "cpu":  # torch reads that once, with the first of its products
             told = (
-                "torch was imported before trainer_low_mem: its matrix-product caches may already be unbounded, and the "
+                "torch was imported before trainer_low_mem: its matrix-product caches may already be unbounded, and "
+                "the "
                 "run may exceed its budget; import trainer_low_mem first, in a fresh kernel"
             )
             log.tell(say(told))
@@ -185,11 +194,16 @@ class LowMemTrainer:
             log.table(say("examples exactly as the model receives them"), rows)
         announce(log, config, plan, run.state.step, run.loader.num_rows, run.loader.reopens)
         controller = MemoryController(
-            StepSettings.of(config), plan, run.budget, partial(plan_again, run),
+            StepSettings.of(config),
+            plan,
+            run.budget,
+            partial(plan_again, run),
             partial(measure_budget, config.memory.memory_budget, run.device, local_processes()),
-            device=run.device, monitor=run.monitor, log=log,
+            device=run.device,
+            monitor=run.monitor,
+            log=log,
             shape=say("{source} + {target} tokens", source=run.loader.longest[0], target=run.loader.longest[1]),
-        )  # fmt: skip
+        )
         if run.task.has_reference(config.preference):
             with run.monitor.phase("reference"):
                 attach_reference(run, log.tell)
@@ -239,8 +253,10 @@ class LowMemTrainer:
                 ending = StaysStopped if requests.stays_stopped and may_be_restarted() else Interrupted
                 text = say(
                     "stopped after step {step}, saved in {folder}; continue with\n  {command}",
-                    step=number, folder=live.run.run_dir, command=live.resume_command,
-                )  # fmt: skip
+                    step=number,
+                    folder=live.run.run_dir,
+                    command=live.resume_command,
+                )
                 raise ending(text)
         for remark in live.best.remarks(live.state.step):
             self.log.tell(remark)
@@ -296,7 +312,9 @@ class LowMemTrainer:
         return summary
 
     def _show_samples(self, is_published: bool) -> str | None:
-        """Show the published model's answers to held-out rows, where the live weights are published or can be; return a prompt."""
+        """Show the published model's answers to held-out rows, where the live weights are published or can be; return a
+        prompt.
+        """
         live = self.live
         if (
             live.train.sample_rows

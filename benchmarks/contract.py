@@ -1,13 +1,14 @@
-"""Measured peaks against budgets and plans: `python -m benchmarks.contract [accuracy] [budgets] [keeping] [answers] [--cases=N] [--fresh]`.
+"""Measured peaks against budgets and plans: `python -m benchmarks.contract [accuracy] [budgets] [keeping] [answers]
+[--cases=N] [--fresh]`.
 
-accuracy: real training runs, models, modes, optimizers and dtypes on rows that are ragged, short or all of one length, the
-usual ways for 300 steps; the peak that the plan has predicted, before and after its probe, beside the peak that
-the kernel has seen, and the seconds of a step as planned beside their median. budgets: one model under rising budgets, each of which should be used. keeping: pairs of a
-configuration and a budget, drawn at random, run under a hard cgroup limit of budget + 5%: none may be killed, each
-finishes or is refused before it trains. answers: commands that answer and convert, under budgets closed in on by halving: no
-peak above its budget, none refused that fits at 90% of it, and none killed under a hard limit of that size. Every case
-is noted as it ends, so that an interrupted benchmark continues where it was; --cases=N runs at most N more. The page gets
-tables of all cases so far.
+accuracy: real training runs, models, modes, optimizers and dtypes on rows that are ragged, short or all of one length,
+the usual ways for 300 steps; the peak that the plan has predicted, before and after its probe, beside the peak that
+the kernel has seen, and the seconds of a step as planned beside their median. budgets: one model under rising budgets,
+each of which should be used. keeping: pairs of a configuration and a budget, drawn at random, run under a hard cgroup
+limit of budget + 5%: none may be killed, each finishes or is refused before it trains. answers: commands that answer
+and convert, under budgets closed in on by halving: no peak above its budget, none refused that fits at 90% of it, and
+none killed under a hard limit of that size. Every case is noted as it ends, so that an interrupted benchmark continues
+where it was; --cases=N runs at most N more. The page gets tables of all cases so far.
 """
 
 from __future__ import annotations
@@ -95,9 +96,15 @@ def keeping_cases() -> list[Flags]:
 def budget_cases() -> list[Flags]:
     """One model with growing budgets, on all cores: each should use what it is given."""
     common = {
-        "model_preset": "t5-base", "effective_batch_size": 16, "max_seq_len": 256, "max_steps": 2, "eval_steps": 2,
-        "eval_rows": 4, "sample_rows": 0, "num_threads": usable_cores(),
-    }  # fmt: skip
+        "model_preset": "t5-base",
+        "effective_batch_size": 16,
+        "max_seq_len": 256,
+        "max_steps": 2,
+        "eval_steps": 2,
+        "eval_rows": 4,
+        "sample_rows": 0,
+        "num_threads": usable_cores(),
+    }
     return [{**common, "memory_budget": budget} for budget in BUDGETS]
 
 
@@ -133,9 +140,13 @@ def _trained_once(name: str, flags: Flags) -> Path:
     folder = CACHE / "models" / name
     if not any(folder.glob("*.safetensors")):
         common = {
-            "cache_dir": CACHE, "max_steps": 1, "max_seq_len": 64, "output_dir": folder.parent, "run_name": name,
+            "cache_dir": CACHE,
+            "max_steps": 1,
+            "max_seq_len": 64,
+            "output_dir": folder.parent,
+            "run_name": name,
             "overwrite": True,
-        }  # fmt: skip
+        }
         made = watched.train({**flags, **common})
         if made.returncode:
             sys.exit(made.messages[-3000:])
@@ -147,19 +158,32 @@ def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
     base = {"finetune_from": base_folder()} if "finetune_from" in flags else {}
     family = str(flags.get("rows", "ragged"))
     common = {
-        "model_preset": "tiny", "train_file": data_file(family), "cache_dir": CACHE, **FAMILIES[family],
-        "max_steps": STEPS, "eval_steps": STEPS, "eval_rows": 32, "sample_rows": 0,
-    }  # fmt: skip
+        "model_preset": "tiny",
+        "train_file": data_file(family),
+        "cache_dir": CACHE,
+        **FAMILIES[family],
+        "max_steps": STEPS,
+        "eval_steps": STEPS,
+        "eval_rows": 32,
+        "sample_rows": 0,
+    }
     own = {name: value for name, value in flags.items() if name != "rows"}
     run = watched.train({**common, **own, **base}, limit=limit)
     predicted = run.plan.get("peak_bytes")
     seconds = [step["seconds"] for step in run.steps[1:]]  # The first one warms up.
     return {
-        "flags": flags, "exit": run.returncode, "measured": run.peak_bytes, "predicted": predicted,
-        "unprobed": run.plan.get("unprobed_peak_bytes") or predicted, "trained": bool(run.steps),
-        "told": run.messages.strip()[-400:], "tokens_per_second": run.tokens_per_second, "choice": run.plan.get("choice", {}),
-        "planned_seconds": run.plan.get("seconds"), "step_seconds": statistics.median(seconds) if seconds else None,
-    }  # fmt: skip
+        "flags": flags,
+        "exit": run.returncode,
+        "measured": run.peak_bytes,
+        "predicted": predicted,
+        "unprobed": run.plan.get("unprobed_peak_bytes") or predicted,
+        "trained": bool(run.steps),
+        "told": run.messages.strip()[-400:],
+        "tokens_per_second": run.tokens_per_second,
+        "choice": run.plan.get("choice", {}),
+        "planned_seconds": run.plan.get("seconds"),
+        "step_seconds": statistics.median(seconds) if seconds else None,
+    }
 
 
 def run_limited(flags: Flags) -> dict[str, Any]:

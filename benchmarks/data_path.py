@@ -1,7 +1,8 @@
 """Memory and speed of the data path: `python -m benchmarks.data_path [--megabytes=64] [--rows=400000] [--write=True]`.
 
-1. `prepare`, from a JSONL file to finished shards, beside `encode_batch` of the tokenizers library over the same texts in memory.
-2. Shuffled reads of one Arrow file, by `LowMemDataset` in each of its modes, and by Hugging Face datasets, map-style.
+1. `prepare`, from a JSONL file to finished shards, beside `encode_batch` of the tokenizers library over the same texts
+in memory. 2. Shuffled reads of one Arrow file, by `LowMemDataset` in each of its modes, and by Hugging Face datasets,
+map-style.
 
 Each system runs in a child process of its own, in turn. Files go to the system's folder for temporary files.
 """

@@ -1,15 +1,15 @@
 """Memory and speed of finetuning beside transformers and PEFT: `python -m benchmarks.finetuning [--name=value ...]`.
 
-    --model=chatlm-0.2b     shape of the base, with random weights     --pairs=FILE   prompts and responses; else the sample
-    --rows=16 --steps=2     rows of one step, timed steps after one    --source=256 --target=256   longest rows, in tokens
-    --systems=ours-full,... of ours- full frozen lora lora-int8 dpo dpo-lora, and peer- full frozen lora
+    --model=chatlm-0.2b     shape of the base, with random weights     --pairs=FILE   prompts and responses; else the
+    sample --rows=16 --steps=2     rows of one step, timed steps after one    --source=256 --target=256   longest rows,
+    in tokens --systems=ours-full,... of ours- full frozen lora lora-int8 dpo dpo-lora, and peer- full frozen lora
     --modes=standard,ultra  memory modes of ours                       --repeats=1    turns
     --variants=1,2,16,1c,16c  rows of a micro-batch of the peer; c: with gradient checkpointing
     --write=True            into docs/benchmarks.md
 
-Every system runs in a child process of its own, alone, one after the other, on the same rows from the same base, dropout
-0.1. Ours is the command `train` or `dpo` as users type it, from loading to saving; the peer is a bare loop in fp32 with
-AdamW. Of each, the way of least memory and the fastest way are shown.
+Every system runs in a child process of its own, alone, one after the other, on the same rows from the same base,
+dropout 0.1. Ours is the command `train` or `dpo` as users type it, from loading to saving; the peer is a bare loop in
+fp32 with AdamW. Of each, the way of least memory and the fastest way are shown.
 """
 
 from __future__ import annotations
@@ -36,16 +36,29 @@ KINDS: dict[str, tuple[str, dict[str, str]]] = {  # kind -> command and flags
     "dpo-lora": ("dpo", LORA),
 }
 TOLD = {
-    "full": "all weights", "frozen": "encoder and embedding frozen", "lora": "LoRA", "lora-int8": "LoRA on int8",
-    "dpo": "DPO, all weights", "dpo-lora": "DPO, LoRA",
-}  # fmt: skip
+    "full": "all weights",
+    "frozen": "encoder and embedding frozen",
+    "lora": "LoRA",
+    "lora-int8": "LoRA on int8",
+    "dpo": "DPO, all weights",
+    "dpo-lora": "DPO, LoRA",
+}
 PEER_KINDS = ("full", "frozen", "lora")
 SYSTEMS = (*(f"ours-{kind}" for kind in KINDS), *(f"peer-{kind}" for kind in PEER_KINDS))
 SIDES = {"ours": "this project", "peer": "transformers + PEFT"}
 OPTIONS = {
-    "model": "chatlm-0.2b", "pairs": "", "rows": "16", "steps": "2", "source": "256", "target": "256",
-    "systems": ",".join(SYSTEMS), "modes": "standard,ultra", "variants": "1,2,16,1c,16c", "repeats": "1", "write": "True",
-}  # fmt: skip
+    "model": "chatlm-0.2b",
+    "pairs": "",
+    "rows": "16",
+    "steps": "2",
+    "source": "256",
+    "target": "256",
+    "systems": ",".join(SYSTEMS),
+    "modes": "standard,ultra",
+    "variants": "1,2,16,1c,16c",
+    "repeats": "1",
+    "write": "True",
+}
 DPO_BAR = 1.3  # of supervised finetuning at the same batch
 
 
@@ -73,9 +86,12 @@ def measure(case: Case, setting: Setting) -> dict[str, Any]:
         return {**facts, "failed": child.failure}
     found = ours_figures(setting) if case.side == "ours" else child.figures
     return {
-        **facts, **found, "peak_bytes": child.peak_bytes, "high_water_bytes": child.high_water_bytes,
+        **facts,
+        **found,
+        "peak_bytes": child.peak_bytes,
+        "high_water_bytes": child.high_water_bytes,
         "rows_per_second": setting.rows * len(found["seconds"]) / sum(found["seconds"]),
-    }  # fmt: skip
+    }
 
 
 def ours_words(case: Case, setting: Setting) -> list[str]:
@@ -143,11 +159,17 @@ def table(runs: list[dict[str, Any]]) -> str:
             if small is None or fast is None:
                 rows += [[words, name, f"{run['failed']}", "-", "-", "-", "-"] for run in mine[:1]]
                 continue
-            rows.append([
-                words, name, f"{format_size(small['peak_bytes'])} ({format_size(small['high_water_bytes'])})",
-                f"{small['rows_per_second']:.2f}", way_words(small),
-                f"{fast['rows_per_second']:.2f} at {format_size(fast['peak_bytes'])}", way_words(fast),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    words,
+                    name,
+                    f"{format_size(small['peak_bytes'])} ({format_size(small['high_water_bytes'])})",
+                    f"{small['rows_per_second']:.2f}",
+                    way_words(small),
+                    f"{fast['rows_per_second']:.2f} at {format_size(fast['peak_bytes'])}",
+                    way_words(fast),
+                ]
+            )
     head = ["trained weights", "by", "lowest peak (VmHWM)", "rows/s at that peak", "how", "fastest, rows/s", "how"]
     return markdown(head, rows)
 
@@ -164,8 +186,10 @@ def verdicts(runs: list[dict[str, Any]]) -> list[str]:
     if resident and anonymous:
         holds = "met" if resident[0] < resident[1] else "**missed**"
         said.append(
-            f"Target {holds}: training all weights here takes less resident memory of the whole process than LoRA there: "
-            f"{_beside(resident)}. Anonymous memory alone: {_beside(anonymous)}; it leaves out the peer's frozen weights, "
+            f"Target {holds}: training all weights here takes less resident memory of the whole process than LoRA "
+            f"there: "
+            f"{_beside(resident)}. Anonymous memory alone: {_beside(anonymous)}; it leaves out the peer's frozen "
+            f"weights, "
             "which stay mapped from their file and are read in every step."
         )
     pairs = {run["way"]: run for run in of(runs, "ours", "full") if "failed" not in run}
@@ -198,8 +222,10 @@ def about(setting: Setting) -> str:
     rows = "pairs of " + (setting.pairs.rpartition("/")[2] if setting.pairs else "the built-in sample")
     return (
         f"Steps of {setting.rows} {rows}, at most {setting.source} + {setting.target} tokens, dropout 0.1. Peaks are "
-        "anonymous memory of the whole tree: this project's with loading, evaluation and saving, the peer's with loading. "
-        "The peer is a bare loop in fp32 with AdamW, its rows sorted by length to reduce padding. A row of DPO has two answers."
+        "anonymous memory of the whole tree: this project's with loading, evaluation and saving, the peer's with "
+        "loading. "
+        "The peer is a bare loop in fp32 with AdamW, its rows sorted by length to reduce padding. A row of DPO has "
+        "two answers."
     )
 
 

@@ -1,8 +1,9 @@
-"""Speed and memory of generation beside transformers: `python -m benchmarks.generation [--model=t5-small] [--repeats=3]`.
+"""Speed and memory of generation beside transformers: `python -m benchmarks.generation [--model=t5-small]
+[--repeats=3]`.
 
 The same random weights in Hugging Face T5 and here, greedy and beam search, all answers of full length: in fp32, with
-bf16 weights, and here with int8 weights, which the peer has none of on a CPU. All take turns in one process on one thread,
-and the least processor time of the turns counts, so that other work on the machine hardly does.
+bf16 weights, and here with int8 weights, which the peer has none of on a CPU. All take turns in one process on one
+thread, and the least processor time of the turns counts, so that other work on the machine hardly does.
 """
 
 from __future__ import annotations
@@ -109,11 +110,12 @@ def table(runs: list[dict[str, Any]]) -> str:
     """One row a case: tokens/s, and our ratio to the peer."""
     rows = [
         [
-            run["case"], *(f"{run[name]:.1f}" for name in SYSTEMS),
+            run["case"],
+            *(f"{run[name]:.1f}" for name in SYSTEMS),
             *(f"{run[name] / run[peer]:.2f}x" for name, peer in PEERS.items()),
         ]
         for run in runs
-    ]  # fmt: skip
+    ]
     ratios = [f"{name} to {peer}" for name, peer in PEERS.items()]
     return markdown(["prompts", *(f"{name}, tokens/s" for name in SYSTEMS), *ratios], rows)
 

@@ -1,8 +1,8 @@
 """docs/benchmarks.md, made of JSON: `python -m benchmarks.page`.
 
-Each benchmark leaves a file `docs/benchmarks/CLASS/NAME.json` for its class of processor: when and on what it was measured,
-the heading and text of its section, rows for the table on top, and the raw figures. The page is made of these files alone, so a
-run on one class of processor leaves the sections of the others as they are.
+Each benchmark leaves a file `docs/benchmarks/CLASS/NAME.json` for its class of processor: when and on what it was
+measured, the heading and text of its section, rows for the table on top, and the raw figures. The page is made of these
+files alone, so a run on one class of processor leaves the sections of the others as they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Plans over a grid of models, machines, modes and budgets, beside recorded ones: `python -m benchmarks.plans`.
 
-Nothing is trained. `benchmarks/plans.json` holds for each case its budgets, from the least that fits to plenty, with the
-peak and the seconds of a step that were planned when it was recorded. A case is lost where it no longer fits, or where its
-step takes more than 5% longer. `--record` writes the file anew; `--cases=WORDS` takes those whose names contain all words.
+Nothing is trained. `benchmarks/plans.json` holds for each case its budgets, from the least that fits to plenty, with
+the peak and the seconds of a step that were planned when it was recorded. A case is lost where it no longer fits, or
+where its step takes more than 5% longer. `--record` writes the file anew; `--cases=WORDS` takes those whose names
+contain all words.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ MODE_MACHINES = ("gpu_8gb", "avx2", "avx512_bf16", "cuda")
 
 
 def machines() -> dict[str, Machine]:
-    """Machines of `--target`, the classes of processors with compiled kernels, and a CUDA card as it describes itself."""
+    """Machines of `--target`, the classes of processors with compiled kernels, and a CUDA card as it describes
+    itself.
+    """
     of_target = {name: target_machine(name) for name in read_settings_file(MACHINES_FILE)}
     of_class = {name: of_processor(kind) for name, kind in PROCESSORS.items()}
     cuda = Machine(

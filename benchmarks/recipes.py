@@ -4,29 +4,33 @@
 
 Runs `train --preset=recipe_NAME` in a child process, then the peer on the very same shards: same tokenizer, same rows,
 same shape, as many steps of as many rows; then the peer once more, with as many steps as it makes in the time that this
-project took. All folders are measured by the same `evaluate` command on the same validation rows, those of the recipes g2p_*
-by their word error rate too; beside them stand simple methods (the nearest neighbour's answer, the first sentence). The first ten
-held-out rows and their answers, not selected, go into docs/recipes.md. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every
-50 ms; the section of docs/benchmarks.md and its picture, memory over time beside the budget, are written at the end.
+project took. All folders are measured by the same `evaluate` command on the same validation rows, those of the recipes
+g2p_* by their word error rate too; beside them stand simple methods (the nearest neighbour's answer, the first
+sentence). The first ten held-out rows and their answers, not selected, go into docs/recipes.md. Other flags go to
+`train`. Peaks are anonymous memory of the whole process tree, sampled every 50 ms; the section of docs/benchmarks.md
+and its picture, memory over time beside the budget, are written at the end.
 
 The recipes for encoders with heads have no peer:
 
     python -m benchmarks.recipes gb1 [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
 
-trains one seed, evaluates the folder, and adds a row to the recipe's table in docs/recipes.md, where rows of other seeds stay. So does
+trains one seed, evaluates the folder, and adds a row to the recipe's table in docs/recipes.md, where rows of other
+seeds stay. So does
 
     python -m benchmarks.recipes akkadian [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
     python -m benchmarks.recipes akkadian --finished=LOG_FOLDER --equal_rows=False --peer_steps=N --eval_rows=2812
 
-with BLEU and chrF++ of all held-out rows. It has a peer too, which is trained where --peer_steps names its steps, or is auto.
+with BLEU and chrF++ of all held-out rows. It has a peer too, which is trained where --peer_steps names its steps, or is
+auto.
 
 --peer_optimizer, --peer_learning_rate: of the Trainer; AdamW at 1e-3 with a cosine by default.
 --peer_micro_batch: rows of one of its forwards; 8, for words 256. --peer_bf16=True: its products in bfloat16.
---equal_rows=False, --equal_time=False: without that run of the peer. How many steps it makes in equal time is told by its
-run on equal rows; without that, by two short runs.
---peer_steps=N: of its run in equal time, where that would be too long; its row says that it took less. auto: those of equal time.
---finished=LOG_FOLDER: of a run that has ended, such as logs/summarise; it stands for this project's, which is not run anew.
-Its peak and its time, over all its starts, are those that it told itself, without a curve, so no picture is drawn.
+--equal_rows=False, --equal_time=False: without that run of the peer. How many steps it makes in equal time is told by
+its run on equal rows; without that, by two short runs.
+--peer_steps=N: of its run in equal time, where that would be too long; its row says that it took less. auto: those of
+equal time. --finished=LOG_FOLDER: of a run that has ended, such as logs/summarise; it stands for this project's, which
+is not run anew. Its peak and its time, over all its starts, are those that it told itself, without a curve, so no
+picture is drawn.
 """
 
 from __future__ import annotations
@@ -55,9 +59,13 @@ from training.report.run_files import SETTINGS_FILE
 
 TEXT_SCORES = ("geometric_mean", "bleu", "chrf++")  # in percent
 RECIPES = {
-    "summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf",
-    "g2p_ten": "identical", "g2p_english": "identical", "akkadian": ",".join(TEXT_SCORES),
-}  # fmt: skip
+    "summarise": "rouge_l,rouge_1,exact_match",
+    "translate": "chrf,char_bleu",
+    "chat_zh": "char_bleu,chrf",
+    "g2p_ten": "identical",
+    "g2p_english": "identical",
+    "akkadian": ",".join(TEXT_SCORES),
+}
 # The measure of the recipes that are measured by seeds, on validation:
 SEED_RECIPES = {
     "gb1": "spearman",
@@ -71,8 +79,23 @@ WER = "wer"  # of the recipes for words
 LENGTHS = ("max_seq_len", "max_target_len")
 PROGRAM = str(ROOT / "train_low_mem.py")
 ANSWERS, LONGEST_CELL = 10, 160
-TOLD = ("model_preset", "d_model", "d_ff", "num_layers", "num_decoder_layers", "vocab_size", "max_seq_len", "max_target_len",
-        "effective_batch_size", "optimizer", "learning_rate", "mixed_precision", "seed", "num_beams", "length_penalty")  # fmt: skip
+TOLD = (
+    "model_preset",
+    "d_model",
+    "d_ff",
+    "num_layers",
+    "num_decoder_layers",
+    "vocab_size",
+    "max_seq_len",
+    "max_target_len",
+    "effective_batch_size",
+    "optimizer",
+    "learning_rate",
+    "mixed_precision",
+    "seed",
+    "num_beams",
+    "length_penalty",
+)
 OWN = {
     "steps": "",
     "rows": "",
@@ -109,8 +132,15 @@ def scores(model: Path, recipe: str, settings: dict[str, Any], eval_rows: str) -
     known = {name: settings[name] for name in HEEDED}
     kept = other_than_default(GenerateConfig(**known))
     searched = children.words_of(kept)
-    flags = [f"--model={model}", f"--eval_rows={eval_rows}", f"--eval_generate_rows={eval_rows}",
-             f"--metrics={RECIPES[recipe]}", "--json=True", *alike, *searched]  # fmt: skip
+    flags = [
+        f"--model={model}",
+        f"--eval_rows={eval_rows}",
+        f"--eval_generate_rows={eval_rows}",
+        f"--metrics={RECIPES[recipe]}",
+        "--json=True",
+        *alike,
+        *searched,
+    ]
     child = children.must_run([PROGRAM, "evaluate", *flags])
     told = json.loads(child.output)
     found = {"scoring_seconds": child.seconds, "scoring_peak_bytes": child.peak_bytes}
@@ -137,9 +167,14 @@ def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: P
     found = json.loads(children.must_run(words).output)
     scores_of_run = {name: found[name] for name in ("loss", *SEED_SCORES) if name in found}
     return {
-        "seed": settings["seed"], **scores_of_run, "weights": count_weights(model), "steps": end["step"], "seconds": ours.seconds,
-        "peak_bytes": ours.peak_bytes, "planned_peak_bytes": end["planned_peak_bytes"],
-    }  # fmt: skip
+        "seed": settings["seed"],
+        **scores_of_run,
+        "weights": count_weights(model),
+        "steps": end["step"],
+        "seconds": ours.seconds,
+        "peak_bytes": ours.peak_bytes,
+        "planned_peak_bytes": end["planned_peak_bytes"],
+    }
 
 
 def seed_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
@@ -152,10 +187,16 @@ def seed_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
         return f"{value:.1f}" if name in TEXT_SCORES else f"{value:.4f}"
 
     rows = [
-        [str(one["seed"]), *(shown(name, one[name]) for name in names), f"{one['weights'] / 1e6:.1f}M", f"{one['steps']:,}",
-         f"{one['seconds'] / 60:.1f} min", f"{format_size(one['peak_bytes'])} (planned {format_size(one['planned_peak_bytes'])})"]
+        [
+            str(one["seed"]),
+            *(shown(name, one[name]) for name in names),
+            f"{one['weights'] / 1e6:.1f}M",
+            f"{one['steps']:,}",
+            f"{one['seconds'] / 60:.1f} min",
+            f"{format_size(one['peak_bytes'])} (planned {format_size(one['planned_peak_bytes'])})",
+        ]
         for one in runs
-    ]  # fmt: skip
+    ]
     mean = shown(measure, sum(one[measure] for one in runs) / len(runs))
     return f"Mean {measure} on validation: {mean}.\n\n{markdown(['seed', *names, 'weights', 'steps', 'time', 'peak'], rows)}"
 
@@ -178,7 +219,9 @@ def _our_run(
 
 
 def taken(events: list[dict[str, Any]]) -> tuple[float, int]:
-    """Seconds and peak of a run that has ended, over all its starts; of one that was broken off from first to last step."""
+    """Seconds and peak of a run that has ended, over all its starts; of one that was broken off from first to last
+    step.
+    """
     starts: list[list[dict[str, Any]]] = []
     for event in events:
         if event["event"] == "start":
@@ -207,11 +250,19 @@ class Peer:
             sys.exit(f"the rows that {ours} was trained on are no longer in {settings['cache_dir']}")
         micro_batch = options["peer_micro_batch"] or ("256" if recipe.startswith("g2p") else "8")
         self._rows, self._ours, self._work = prepared.train_dir, ours, work
-        self._words = [str(settings["effective_batch_size"]), options["peer_optimizer"], options["peer_learning_rate"],
-                       str(settings["seed"]), micro_batch, options["peer_bf16"]]  # fmt: skip
+        self._words = [
+            str(settings["effective_batch_size"]),
+            options["peer_optimizer"],
+            options["peer_learning_rate"],
+            str(settings["seed"]),
+            micro_batch,
+            options["peer_bf16"],
+        ]
 
     def train(self, steps: int, name: str) -> Trained:
-        """Train from random weights, into the folder `name`; one that lies there after as many such steps is taken as it is."""
+        """Train from random weights, into the folder `name`; one that lies there after as many such steps is taken as
+        it is.
+        """
         folder = self._work / name
         places = [str(place) for place in (self._rows, self._ours, folder)]
         words = ["-m", "benchmarks.parts.recipe_peer", *places, str(steps), *self._words]
@@ -315,7 +366,8 @@ def table(recipe: str, figures: dict[str, Any]) -> str:
         f"{figures['steps']} steps of {figures['rows']} rows, from random weights, {made['d_model']} wide, "
         f"{made['num_layers']} + {made['num_decoder_layers']} blocks, {made['vocab_size']:,} tokens, "
         f"{made['optimizer']}; planned peak {format_size(figures['planned_peak_bytes'])}. "
-        f"Scores in percent, {_search(made)}. The time includes preparing the data and, for this project, its evaluations."
+        f"Scores in percent, {_search(made)}. The time includes preparing the data and, for this project, its "
+        f"evaluations."
     )
     return f"{setup}\n\n{head}"
 

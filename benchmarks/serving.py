@@ -1,10 +1,10 @@
 """Requests a second of the API: `python -m benchmarks.serving [--model=t5-small] [--clients=8] [--requests=32]`.
 
-The server is the one that users start, in a process of its own; clients are OpenAI's package over the loopback. The same
-requests, prompts of mixed lengths and 64 to 128 new tokens each, go one after the other and from all clients at once, in
-turns, and every answer must be the one given alone. Beside it stands the peer with the same weights, `generate()` of
-transformers a request at a time behind the same HTTP layer, as its own server cannot answer with encoder-decoders
-(`parts/serving_peer.py`).
+The server is the one that users start, in a process of its own; clients are OpenAI's package over the loopback. The
+same requests, prompts of mixed lengths and 64 to 128 new tokens each, go one after the other and from all clients at
+once, in turns, and every answer must be the one given alone. Beside it stands the peer with the same weights,
+`generate()` of transformers a request at a time behind the same HTTP layer, as its own server cannot answer with
+encoder-decoders (`parts/serving_peer.py`).
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ def over_http(url: str, model: str) -> Answering:
 
 
 def measure(ask: Answering, asked: list[Asked], clients: int, turns: int) -> dict[str, Any]:
-    """Seconds of all requests, one after the other and at once, the best of some turns; and whether answers are the same."""
+    """Seconds of all requests, one after the other and at once, the best of some turns; and whether answers are the
+    same.
+    """
     alone: list[float] = []
     together: list[float] = []
     for one in asked[:2]:
@@ -156,8 +158,12 @@ def measure(ask: Answering, asked: list[Asked], clients: int, turns: int) -> dic
             one != other for answer in (answers, at_once) for one, other in zip(answer, first, strict=True)
         )
     return {
-        "alone": min(alone), "together": min(together), "different": different, "answers": first, "all": [alone, together],
-    }  # fmt: skip
+        "alone": min(alone),
+        "together": min(together),
+        "different": different,
+        "answers": first,
+        "all": [alone, together],
+    }
 
 
 def peak_of(url: str) -> float:
@@ -172,11 +178,14 @@ def table(runs: dict[str, dict[str, Any]], count: int, clients: int) -> str:
     """One row a system: requests a second one after the other and at once, and what is equal."""
     rows = [
         [
-            name, f"{count / run['alone']:.2f}", f"{count / run['together']:.2f}", f"{run['alone'] / run['together']:.2f}x",
+            name,
+            f"{count / run['alone']:.2f}",
+            f"{count / run['together']:.2f}",
+            f"{run['alone'] / run['together']:.2f}x",
             "all" if not run["different"] else f"all but {run['different']}",
         ]
         for name, run in runs.items()
-    ]  # fmt: skip
+    ]
     header = ["server", "sequential, requests/s", f"{clients} concurrent clients, requests/s", "ratio", "answers equal"]
     return markdown(header, rows)
 

@@ -4,11 +4,11 @@
     --systems=...  of shipped, tuned, ours-standard, ours-low, ours-ultra; by default all that the work has room for
     --repeats=2    turns                              --write=True   into docs/benchmarks.md
 
-Each system runs in a child process of its own, alone, in turn. Printed: tokens/s, the peak of the process (anonymous memory
-of the tree; VmHWM, with pages of files, beside it), the ratios to the peer with their spread, and the share of what this
-machine multiplies at best: three times the products of a forward a second, to the measured rate of products, in the dtype
-that each system computes in. Recomputed products do not count. `tuned` takes bf16 only on processors with units for it:
-without AMX or AVX512-BF16 it would take hours.
+Each system runs in a child process of its own, alone, in turn. Printed: tokens/s, the peak of the process (anonymous
+memory of the tree; VmHWM, with pages of files, beside it), the ratios to the peer with their spread, and the share of
+what this machine multiplies at best: three times the products of a forward a second, to the measured rate of products,
+in the dtype that each system computes in. Recomputed products do not count. `tuned` takes bf16 only on processors with
+units for it: without AMX or AVX512-BF16 it would take hours.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Work:
         return 3 * sum(flops_of(self.shape, Amount.of_rows(self.rows, self.source, self.target)))
 
     def allowed(self, system: str) -> float:
-        """Share of the speed of ours-standard that is left where all else is as fast: the first blocks are recomputed."""
+        """Share of the speed of ours-standard that is left where all else is as fast: the first blocks are
+        recomputed.
+        """
         layers, blocks = self.shape.num_layers, self.shape.num_layers + self.shape.num_decoder_layers
         recomputed = blocks - saved_blocks(system.removeprefix("ours-"), blocks)
         part = replace(self.shape, num_layers=min(layers, recomputed), num_decoder_layers=max(0, recomputed - layers))
@@ -104,11 +106,16 @@ def table(runs: list[Run]) -> str:
             rows += [[system, "-", run["failed"], "-", "-", "-", "-"] for run in mine[:1]]
             continue
         fast, peak = max(good, key=lambda run: run["tokens_per_second"]), max(run["peak_bytes"] for run in good)
-        rows.append([
-            system, f"{fast['tokens_per_second']:,.0f}", format_size(peak),
-            format_size(max(run["high_water_bytes"] for run in good)), f"{100 * fast['share']:.0f}% of {fast['compute']}",
-            *(ratio(good, [run for run in runs if run["system"] == peer]) for peer in ("shipped", "tuned")),
-        ])  # fmt: skip
+        rows.append(
+            [
+                system,
+                f"{fast['tokens_per_second']:,.0f}",
+                format_size(peak),
+                format_size(max(run["high_water_bytes"] for run in good)),
+                f"{100 * fast['share']:.0f}% of {fast['compute']}",
+                *(ratio(good, [run for run in runs if run["system"] == peer]) for peer in ("shipped", "tuned")),
+            ]
+        )
     head = ["system", "tokens/s", "peak (anonymous)", "VmHWM", "share of peak products", "vs. the peer as shipped"]
     return markdown([*head, "vs. the peer tuned"], rows)
 

@@ -1,8 +1,9 @@
-"""Peak memory and speed of another commit and of this tree, in turns: `python -m benchmarks.two_commits --commit=b3a3f91b`.
+"""Peak memory and speed of another commit and of this tree, in turns: `python -m benchmarks.two_commits
+--commit=b3a3f91b`.
 
-The commit is unpacked beside, and the same command lines run with the same interpreter, first there, then here, `--times` over.
-Shown are medians, and this tree over the commit: peaks of the process tree as the runs have measured them, and seconds a step
-without the first ones.
+The commit is unpacked beside, and the same command lines run with the same interpreter, first there, then here,
+`--times` over. Shown are medians, and this tree over the commit: peaks of the process tree as the runs have measured
+them, and seconds a step without the first ones.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ CASES = {
     "t5-small, ultra": f"train --train_file={{text}} --model_preset=t5-small --memory_mode=ultra --memory_budget=800M {SMALL}",
     "t5-small, pairs": f"train --is_finetune=True --finetune_from=none --train_file={{pairs}} --model_preset=t5-small {SMALL}",
     "t5-small, LoRA over int8": (
-        f"train --train_file={{text}} --finetune_from=none --model_preset=t5-small --lora_rank=8 --lora_base=int8 {SMALL}"
+        f"train --train_file={{text}} --finetune_from=none --model_preset=t5-small --lora_rank=8 --lora_base=int8 "
+        f"{SMALL}"
     ),
     "short rows": (
         "train --is_finetune=True --finetune_from=none --train_file={pairs} --max_seq_len=32 --effective_batch_size=256"
@@ -61,14 +63,26 @@ def write_data(folder: Path) -> dict[str, Path]:
 def measure(tree: Path, line: str, folder: Path) -> dict[str, float]:
     """Peak bytes and seconds a step of one run."""
     fixed = {
-        "output_dir": folder / "runs", "log_dir": folder / "logs", "cache_dir": folder / "cache", "run_name": "one",
-        "overwrite": True, "sample_rows": 0, "eval_rows": 4, "seed": 1, "log_steps": 1, "tokenizer_type": "byte",
-    }  # fmt: skip
+        "output_dir": folder / "runs",
+        "log_dir": folder / "logs",
+        "cache_dir": folder / "cache",
+        "run_name": "one",
+        "overwrite": True,
+        "sample_rows": 0,
+        "eval_rows": 4,
+        "seed": 1,
+        "log_steps": 1,
+        "tokenizer_type": "byte",
+    }
     words = [*line.split(), *(f"--{name}={value}" for name, value in fixed.items())]
     subprocess.run(
-        [sys.executable, str(tree / "train_low_mem.py"), *words], cwd=folder, capture_output=True, timeout=SECONDS, check=True,
+        [sys.executable, str(tree / "train_low_mem.py"), *words],
+        cwd=folder,
+        capture_output=True,
+        timeout=SECONDS,
+        check=True,
         env={**os.environ, "XDG_CACHE_HOME": str(folder / "measured")},
-    )  # fmt: skip
+    )
     events = [json.loads(text) for text in (folder / "logs" / "one" / "metrics.jsonl").read_text("utf8").splitlines()]
     seconds = [event["seconds"] for event in events if event["event"] == "step"]
     losses = [event["loss"] for event in events if event["event"] == "step"]
@@ -106,11 +120,16 @@ def body(rows: list[dict[str, Any]]) -> str:
             {name: statistics.median(run[name] for run in row[side]) for name in ("peak", "seconds", "loss")}
             for side in ("there", "here")
         )
-        cells.append([
-            row["case"], f"{there['peak'] / 2**20:.0f} MiB", f"{here['peak'] / 2**20:.0f} MiB",
-            f"{here['peak'] / there['peak']:.3f}", f"{there['seconds'] / here['seconds']:.3f}",
-            f"{abs(here['loss'] / there['loss'] - 1):.1e}",
-        ])  # fmt: skip
+        cells.append(
+            [
+                row["case"],
+                f"{there['peak'] / 2**20:.0f} MiB",
+                f"{here['peak'] / 2**20:.0f} MiB",
+                f"{here['peak'] / there['peak']:.3f}",
+                f"{there['seconds'] / here['seconds']:.3f}",
+                f"{abs(here['loss'] / there['loss'] - 1):.1e}",
+            ]
+        )
     return markdown(["case", "peak there", "peak here", "peak ratio", "speed ratio", "loss differs by"], cells)
 
 

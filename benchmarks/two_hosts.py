@@ -2,11 +2,11 @@
 
     python -m benchmarks.two_hosts            (Linux, root)
 
-Each host is a network namespace with an address of its own; a pair of virtual cables joins them. Both start the very same
-torchrun command. When the run is in its middle, the second host's cable is cut and everything on it killed, as when a
-machine loses power: nothing tells the first host but silence. Then the second host comes back and types its command
-again. The first host's launcher restarts its process meanwhile, both meet again, and the run continues from its last
-checkpoint. Its losses have to be those of a run that nobody disturbed.
+Each host is a network namespace with an address of its own; a pair of virtual cables joins them. Both start the very
+same torchrun command. When the run is in its middle, the second host's cable is cut and everything on it killed, as
+when a machine loses power: nothing tells the first host but silence. Then the second host comes back and types its
+command again. The first host's launcher restarts its process meanwhile, both meet again, and the run continues from its
+last checkpoint. Its losses have to be those of a run that nobody disturbed.
 Source: ip-netns(8), veth(4); torchrun's elastic launch.
 """
 
@@ -28,10 +28,22 @@ from benchmarks.parts.rows import read_rows
 
 STEPS, LOST_AT, PORT = 60, 15, 29400
 TINY = (
-    "--d_model=32", "--d_kv=16", "--d_ff=64", "--num_heads=2", "--num_layers=1", "--num_decoder_layers=2",
-    "--vocab_size=512", "--max_seq_len=64", f"--max_steps={STEPS}", "--save_steps=5", "--eval_steps=30",
-    "--effective_batch_size=7", "--dropout_rate=0.1", "--mixed_precision=no", "--sample_rows=0",
-)  # fmt: skip
+    "--d_model=32",
+    "--d_kv=16",
+    "--d_ff=64",
+    "--num_heads=2",
+    "--num_layers=1",
+    "--num_decoder_layers=2",
+    "--vocab_size=512",
+    "--max_seq_len=64",
+    f"--max_steps={STEPS}",
+    "--save_steps=5",
+    "--eval_steps=30",
+    "--effective_batch_size=7",
+    "--dropout_rate=0.1",
+    "--mixed_precision=no",
+    "--sample_rows=0",
+)
 
 # A launcher that has come back asks for an address that the others have told in the first round alone, unless so.
 ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -145,10 +157,19 @@ def losses(metrics: Path) -> dict[int, float]:
 
 def _torchrun(hosts: Hosts, side: int, command: Sequence[str]) -> list[str]:
     return [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--max_restarts=5",
-        "--rdzv_backend=c10d", f"--rdzv_endpoint={hosts.addresses[0]}:{PORT}", "--rdzv_id=rehearsal",
-        f"--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=3,is_host={1 - side}", f"--local_addr={hosts.addresses[side]}", *command,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc_per_node=1",
+        "--max_restarts=5",
+        "--rdzv_backend=c10d",
+        f"--rdzv_endpoint={hosts.addresses[0]}:{PORT}",
+        "--rdzv_id=rehearsal",
+        f"--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=3,is_host={1 - side}",
+        f"--local_addr={hosts.addresses[side]}",
+        *command,
+    ]
 
 
 def _wait_for_step(metrics: Path, step: int, process: subprocess.Popen[bytes]) -> None:

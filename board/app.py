@@ -227,7 +227,8 @@ def _refuse_large(board: Board, name: str, more: int) -> None:
     if more > free - DISK_SPARE:
         raise UserError(
             say(
-                "{file} does not fit on the disk: {free} are free, of which {spare} are reserved; free some space or use a smaller file",
+                "{file} does not fit on the disk: {free} are free, of which {spare} are reserved; free some space or "
+                "use a smaller file",
                 file=name,
                 free=format_size(free),
                 spare=format_size(DISK_SPARE),

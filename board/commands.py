@@ -1,7 +1,7 @@
 """`runs`: list runs in the terminal, or delete one.
 
-Where the table does not fit the terminal, columns go, the least needed first, then names are cut. Nothing is left out in silence: a line
-below the table says what, and where it can be seen.
+Where the table does not fit the terminal, columns go, the least needed first, then names are cut. Nothing is left out
+in silence: a line below the table says what, and where it can be seen.
 """
 
 from __future__ import annotations

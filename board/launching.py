@@ -1,8 +1,9 @@
 """Runs that outlive the page: child processes in sessions of their own, started from a queue of files.
 
-What is asked for is written to `logs/<run>/launch.json` first and started from there: a page that is closed or restarted
-loses nothing, and whatever waits is seen by every browser. The oldest that waits is planned beside the runs that live;
-where it does not fit it goes on waiting, and where it would not fit an empty machine it is refused with the reasons.
+What is asked for is written to `logs/<run>/launch.json` first and started from there: a page that is closed or
+restarted loses nothing, and whatever waits is seen by every browser. The oldest that waits is planned beside the runs
+that live; where it does not fit it goes on waiting, and where it would not fit an empty machine it is refused with the
+reasons.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from settings.loading import load
 from training.report.run_files import LAUNCH_FILE, REQUEST_FILE, read_record
 
 QUEUE_SECONDS = 2.0
-# How long memory may be short with no run beside it: a model on the page is ended after ten quiet minutes, and a run that has
-# just ended gives its memory back a moment later.
+# How long memory may be short with no run beside it: a model on the page is ended after ten quiet minutes, and a run
+# that has just ended gives its memory back a moment later.
 PATIENCE_SECONDS = 660.0
 LOOK_AGAIN_SECONDS = 30.0  # A plan takes a second of the processor that others train on.
 DOES_NOT_FIT = 3
@@ -192,7 +193,8 @@ class Launcher:
         """Do with a run what its plan says. Returns its name if it was started.
 
         Args:
-            launch: that was planned; where another stands there by now, the run was withdrawn, deleted or asked for anew.
+            launch: that was planned; where another stands there by now, the run was withdrawn, deleted or asked for
+                anew.
             others: runs that are alive.
         """
         now = time.time()

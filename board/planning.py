@@ -54,8 +54,8 @@ class Planner:
         Args:
             flags: of `train`, raw. reserved_bytes: what the others may still take.
         Returns:
-            `plan` and what else `plan --json` says, such as what the run starts from (`start`), `available_bytes` with the others set aside, and `fits_now`; or
-            `problems` and `exit_code`.
+            `plan` and what else `plan --json` says, such as what the run starts from (`start`), `available_bytes` with
+            the others set aside, and `fits_now`; or `problems` and `exit_code`.
         """
         words = [*plan_words(flags), f"--language={spoken()}"]
         alone = await self._ask(words, fresh_seconds)

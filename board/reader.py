@@ -1,8 +1,8 @@
 """What the page reads: paths below its three folders, and the events of a run as curves of bounded size.
 
-Whatever a browser names is a name inside one of three folders. It is resolved, links included, before it is opened: what lies
-outside does not exist for the page. Of a run's `metrics.jsonl` only what was added is read; where the file was written anew, as
-by a run that goes back to a checkpoint or replaces another, it is read anew.
+Whatever a browser names is a name inside one of three folders. It is resolved, links included, before it is opened:
+what lies outside does not exist for the page. Of a run's `metrics.jsonl` only what was added is read; where the file
+was written anew, as by a run that goes back to a checkpoint or replaces another, it is read anew.
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ class Curve:
 class Grid:
     """All quantities of a run over its steps, in at most `POINTS` buckets of one width.
 
-    Where a step falls behind the last bucket, every two become one and the width doubles. Of each bucket the lowest, the highest and the
-    mean value are kept, so that no spike is lost, and how many values were no number.
+    Where a step falls behind the last bucket, every two become one and the width doubles. Of each bucket the lowest,
+    the highest and the mean value are kept, so that no spike is lost, and how many values were no number.
 
     Args:
         first: the step with which the first bucket begins.
@@ -409,7 +409,9 @@ class History:
 
 
 def step_values(event: dict[str, Any]) -> dict[str, float | None]:
-    """What the charts show of a `step` event; None for what is no number. Raises one of ODD: somebody else has written it."""
+    """What the charts show of a `step` event; None for what is no number. Raises one of ODD: somebody else has written
+    it.
+    """
     return {
         "loss": number_of(event["loss"]),
         "learning_rate": number_of(event.get("learning_rate")),

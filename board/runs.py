@@ -11,7 +11,8 @@ Only the beginning and the end of a file of metrics are read here: a list of run
 | done, stopped, failed | its last sign of life says so |
 | died | no sign of life for 30 s, and no process; or its process has ended and waits for its parent (a zombie) |
 
-A sign of life that lies ahead by more than 30 s counts as an old one: the clock was set back since, or is another machine's.
+A sign of life that lies ahead by more than 30 s counts as an old one: the clock was set back since, or is another
+machine's.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ def _events(path: Path) -> list[Record]:
 def _facts(
     logs: Path, saved: Path, now: float, beat: Record, launch: Record, record: Record, events: list[Record]
 ) -> Record:
-    """How a run stands by its sign of life, its launch, its record and its events; raises one of ODD for what no run writes."""
+    """How a run stands by its sign of life, its launch, its record and its events; raises one of ODD for what no run
+    writes.
+    """
     latest: defaultdict[str, Record] = defaultdict(dict)
     for event in events:
         if event["event"] == "start":  # The run goes on behind the end of the part before.
@@ -220,9 +223,11 @@ def _launched_state(logs: Path, launch: Record) -> tuple[str, str]:
 
 
 def process_state(record: Record) -> str:
-    """Whether the process that has written a record is `alive`, has `ended` (a zombie), or is `gone`, which is all that is known of other machines.
+    """Whether the process that has written a record is `alive`, has `ended` (a zombie), or is `gone`, which is all that
+    is known of other machines.
 
-    A process that began after the record was written has taken the number of another, as after a restart of the machine.
+    A process that began after the record was written has taken the number of another, as after a restart of the
+    machine.
     """
     number = record.get("process")
     if record.get("host") != platform.node() or type(number) is not int:

@@ -111,7 +111,9 @@ class Board:
         return end_of_file(path, LOG_BYTES)
 
     def compare(self, names: list[str]) -> dict[str, Any]:
-        """What is drawn of several runs, and their settings as far as they differ: name -> values in the order of the runs."""
+        """What is drawn of several runs, and their settings as far as they differ: name -> values in the order of the
+        runs.
+        """
         drawn = {}
         settings = []
         for name in names[:MOST_COMPARED]:
@@ -175,7 +177,9 @@ class Board:
         return name
 
     def resume(self, name: str, **more: str) -> None:
-        """Let a run go on from its last checkpoint, with more settings such as `max_steps` where it is to go further."""
+        """Let a run go on from its last checkpoint, with more settings such as `max_steps` where it is to go
+        further.
+        """
         self.launcher.ask(name, "train", {"is_keep_training": "True", **more})
 
     # --- data and models ---

@@ -20,7 +20,8 @@ TICK_SECONDS, LIST_SECONDS, QUIET_TICKS = 1.0, 2.0, 15
 
 
 def json_bytes(content: object, allow_nan: bool = True) -> bytes:
-    """Content as JSON, messages in the user's language, whatever is in its texts: half of a surrogate pair, as of names that are not UTF-8, as an escape.
+    """Content as JSON, messages in the user's language, whatever is in its texts: half of a surrogate pair, as of names
+    that are not UTF-8, as an escape.
 
     Raises:
         ValueError: it holds numbers that JSON has not, and `allow_nan` is not set.

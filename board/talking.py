@@ -1,8 +1,9 @@
 """Answers of trained models on the page: a `serve` process for each model, asked over HTTP and kept while it is used.
 
-A model is loaded once and answers as long as somebody asks; after ten quiet minutes, or when other models are wanted, its
-process ends and its memory is free. Two may be there at a time, so that two checkpoints can be compared. One that is
-answering is never ended for another. The conversation is the browser's: it sends the earlier turns with each question.
+A model is loaded once and answers as long as somebody asks; after ten quiet minutes, or when other models are wanted,
+its process ends and its memory is free. Two may be there at a time, so that two checkpoints can be compared. One that
+is answering is never ended for another. The conversation is the browser's: it sends the earlier turns with each
+question.
 """
 
 from __future__ import annotations
@@ -185,7 +186,8 @@ class Talks:
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, model: str, messages: Turns, temperature: float = 0.0) -> Records:
-        """Ask a model, and give its answer as it comes: `loading`, `piece` and `is_cut` of a text, the columns of labels, `embedding`, `problem`.
+        """Ask a model, and give its answer as it comes: `loading`, `piece` and `is_cut` of a text, the columns of
+        labels, `embedding`, `problem`.
 
         Args:
             model: folder below the model folder. messages: of a conversation; the last is the question.

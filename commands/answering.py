@@ -49,12 +49,13 @@ def find_answering(
     several: bool = False,
     ranks: bool = False,
 ) -> tuple[Config, SavedModel, AnswerTree | None]:
-    """The model that is named, the settings with what it says of its answers and prompts where the user has named nothing, and the
-    list that its answers come from, if from one. What the model says is noted in one line.
+    """The model that is named, the settings with what it says of its answers and prompts where the user has named
+    nothing, and the list that its answers come from, if from one. What the model says is noted in one line.
 
     Args:
         command: that is given; the model has to do what it asks for.
-        columns: settings of the run that trained the model which are taken over too. searches: whether there is a beam search here.
+        columns: settings of the run that trained the model which are taken over too. searches: whether there is a beam
+            search here.
         several: whether there is somebody who changes between adapters. ranks: whether answers are scored by rank.
     Raises:
         UserError: there is none, it asks for what cannot be done, or several adapters, where only one can be on.

@@ -1,8 +1,9 @@
 """`chat`: questions line by line in the terminal, with answers shown as they are written.
 
-A conversation is a list of turns, put into the encoder by the template that the model was finetuned with; where it grows
-longer than the model reads, the oldest turns leave first. Lines that begin with a slash are commands. Ctrl-C stops an
-answer, Ctrl-D leaves. Where standard input is no terminal, questions are read from it and answers alone are printed.
+A conversation is a list of turns, put into the encoder by the template that the model was finetuned with; where it
+grows longer than the model reads, the oldest turns leave first. Lines that begin with a slash are commands. Ctrl-C
+stops an answer, Ctrl-D leaves. Where standard input is no terminal, questions are read from it and answers alone are
+printed.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def greeting(trained: LoadedModel, asked: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
     notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D quits", folder=trained.folder)]
     if only_pretrained(trained.folder):
-        command = f"{program()} train --is_finetune=True --finetune_from={shlex.quote(str(trained.folder))} --train_file=pairs.jsonl"
+        command = (
+            f"{program()} train --is_finetune=True --finetune_from={shlex.quote(str(trained.folder))} "
+            f"--train_file=pairs.jsonl"
+        )
         notes.append(
             say(
                 "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text but cannot answer "
@@ -95,7 +99,8 @@ def greeting(trained: LoadedModel, asked: int | str, turns: int) -> list[str]:
     elif asked == AUTO:
         notes.append(
             say(
-                "trained on single questions: each is answered without the earlier ones; --history_turns=3 includes them"
+                "trained on single questions: each is answered without the earlier ones; --history_turns=3 includes "
+                "them"
             )
         )
     return notes
@@ -206,7 +211,9 @@ class Session:
     _saved: dict[Path, bytes] = field(default_factory=dict)  # file -> the line in it that is this conversation
 
     def ask(self, text: str, show: Callable[[str], None]) -> str:
-        """Answer a question piece by piece, and remember both. An answer that is stopped is remembered as far as it went."""
+        """Answer a question piece by piece, and remember both. An answer that is stopped is remembered as far as it
+        went.
+        """
         text = text.encode("utf8", "replace").decode("utf8")  # of half a surrogate pair no tokens can be made
         seen = self.turns[-2 * self.history_turns :] if self.history_turns else []
         pieces: list[str] = []
@@ -264,7 +271,8 @@ class Session:
         return say("conversation saved to {file}: {questions} with answers", file=name, questions=questions)
 
     def _write(self, path: Path, line: bytes) -> None:
-        """Put a line in the place of the one that this conversation has in the file; where it has none, after all others.
+        """Put a line in the place of the one that this conversation has in the file; where it has none, after all
+        others.
 
         Memory: the file, the second time.
         """
@@ -296,7 +304,9 @@ class Writer:
     tokens: int = 0  # of the last answer
 
     def __call__(self, turns: list[Turn], system: str | None) -> Iterator[str]:
-        """The pieces of the answer to the newest turn; where tokens are drawn, a question put again is answered anew."""
+        """The pieces of the answer to the newest turn; where tokens are drawn, a question put again is answered
+        anew.
+        """
         self.asked += 1
         ids = self._fitted(turns, system)
         self.trained.rows_at_once(1, AnswerBatch.by(self.config.generate, 1, len(ids)))
@@ -330,7 +340,8 @@ class Writer:
 def newest_turns(
     tokenizer: Tokenizer, template: Template, turns: list[Turn], system: str | None, longest: int
 ) -> list[int]:
-    """As many of the newest turns as have at most `longest` tokens, beginning with a question; at least the newest question.
+    """As many of the newest turns as have at most `longest` tokens, beginning with a question; at least the newest
+    question.
 
     Args:
         turns: the last is the user's; no instructions among them.

@@ -16,7 +16,8 @@ from training.saved_model import find_model
 
 
 def check(config: Config) -> list[tuple[str, str]]:
-    """Compare the files of `--model`: of a run's model and all of its checkpoints, of one checkpoint, or of any model folder.
+    """Compare the files of `--model`: of a run's model and all of its checkpoints, of one checkpoint, or of any model
+    folder.
 
     Returns:
         folder and what was found, of each.

@@ -2,8 +2,9 @@
 
 Read whatever it is (one file or shards, safetensors or, where allowed, pickles, old configurations, a SentencePiece
 tokenizer, a run of this program), written as one plain Hugging Face folder: safetensors, configuration, generation
-settings, the tokenizer's files. What was written is loaded again, and both must give the same logits for fixed ids; only then
-does the folder appear under its name. Our runs are such folders themselves, so one direction serves both ways.
+settings, the tokenizer's files. What was written is loaded again, and both must give the same logits for fixed ids;
+only then does the folder appear under its name. Our runs are such folders themselves, so one direction serves both
+ways.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Conversion:
     """What was done.
 
     Args:
-        output: the folder. dtype: of its matrices. difference: of the logits before and after, as a share of their norm.
+        output: the folder. dtype: of its matrices. difference: of the logits before and after, as a share of their
+            norm.
         size: bytes of its files. tokenizer: its number of ids, None where the folder had none.
     """
 
@@ -186,8 +188,8 @@ def _write_weights(
 
 @torch.no_grad()
 def probe_logits(model: T5) -> Tensor:
-    """Logits (rows, steps, V) fp32 for fixed ids, or those of a head over labels, or hidden states; computed in fp32 whatever the
-    weights are stored as.
+    """Logits (rows, steps, V) fp32 for fixed ids, or those of a head over labels, or hidden states; computed in fp32
+    whatever the weights are stored as.
 
     Memory: one block in fp32, and the logits.
     """

@@ -29,9 +29,12 @@ from training.report.run_files import METRICS_FILE, EventReader
 from training.report.wording import duration
 
 QUESTIONS = {
-    "the 3rd of March, 2021": "2021-03-03", "Sat, Nov 21st 2026": "2026-11-21", "Febuary the twelfth, 1987": "1987-02-12",
-    "二〇三五年十月一日": "2035-10-01", "星期日，1999年12月26日": "1999-12-26",
-}  # fmt: skip
+    "the 3rd of March, 2021": "2021-03-03",
+    "Sat, Nov 21st 2026": "2026-11-21",
+    "Febuary the twelfth, 1987": "1987-02-12",
+    "二〇三五年十月一日": "2035-10-01",
+    "星期日，1999年12月26日": "1999-12-26",
+}
 PASSED_ON = (
     "cache_dir",
     "output_dir",

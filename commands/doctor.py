@@ -1,7 +1,8 @@
 """`doctor`: what this machine offers and what limits it, what a model takes here, and what to do about it.
 
 torch is imported in a child process, and steps of a model run in another: an import that fails or a step that is killed
-becomes a line of the report. Each case of a model is planned as `train` would plan it, with rows as long as they may be.
+becomes a line of the report. Each case of a model is planned as `train` would plan it, with rows as long as they may
+be.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def doctor(config: Config) -> None:
     report: dict[str, Any] = {"machine": inventory, "torch": {}, "devices": [], "problem": "", "model": None}
     machine = None
     try:
-        # Products of many threads use many seconds of processor time in one of the clock, so that the clock is the limit.
+        # Products of many threads use many seconds of processor time in one of the clock, so that the clock is the
+        # limit.
         facts, machine = call(
             examine_devices,
             config.run.device,

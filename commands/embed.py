@@ -1,8 +1,8 @@
 """`embed`: vectors of texts, the encoder's last hidden states. Their mean over a text, or one for each token.
 
-Texts stream through in parts of a few MiB. Each part is on the disk before the next begins, so that an interrupted command goes on
-behind the last one; the vectors depend neither on that nor on which texts share a batch of one part with them. When all are there,
-the parts become one file.
+Texts stream through in parts of a few MiB. Each part is on the disk before the next begins, so that an interrupted
+command goes on behind the last one; the vectors depend neither on that nor on which texts share a batch of one part
+with them. When all are there, the parts become one file.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def embed(config: Config) -> None:
 
 @dataclass
 class ShortIds:
-    """Makes long ids short: an array of ids gives every one the room of the longest, and a member of an archive has no longer name.
+    """Makes long ids short: an array of ids gives every one the room of the longest, and a member of an archive has no
+    longer name.
 
     Args:
         count: ids that were shortened. example: the first of them, as it is now.
@@ -215,7 +216,9 @@ class Embedder(TextReader):
             Progress(1, stream=sys.stderr).warn(warning)
 
     def tokens(self, text: str) -> Tokens:
-        """Ids of a text with end of text, and which of them are its own: those of a protein's letters, else all but the last."""
+        """Ids of a text with end of text, and which of them are its own: those of a protein's letters, else all but the
+        last.
+        """
         eos = self.trained.tokenizer.eos_id
         if self.encoder.prepare == "none":
             ids = self.encoder.beginning(text, self.longest - 1)

@@ -167,7 +167,9 @@ def evaluate(config: Config) -> Evaluation:
 def _predictions_file(
     output: str | None, overwrite: bool, prepared: Prepared, tokenizer: Tokenizer
 ) -> Iterator[Watch | None]:
-    """What writes predictions beside labels, a JSON line a row, in the order of rows; None where no file is asked for."""
+    """What writes predictions beside labels, a JSON line a row, in the order of rows; None where no file is asked
+    for.
+    """
     if output is None:
         yield None
         return
@@ -190,11 +192,11 @@ def _predictions_file(
 
 
 def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared, StepLoader]:
-    """The rows that a model is measured on, and the settings by which they are read: those of the run that trained the model, where
-    the user names nothing.
+    """The rows that a model is measured on, and the settings by which they are read: those of the run that trained the
+    model, where the user names nothing.
 
-    A validation file that is given is the only one that is read. A model trained on preferences is measured on the answers that
-    were chosen. Where things are written is never taken from the run.
+    A validation file that is given is the only one that is read. A model trained on preferences is measured on the
+    answers that were chosen. Where things are written is never taken from the run.
 
     Raises:
         UserError: the data are not usable. DoesNotFit: the budget does not hold the child that prepares them.

@@ -43,12 +43,16 @@ SLACK = 1e-3  # other orders of sums, and tables of GELU
 FORMATS: dict[str, tuple[Callable[..., Path], Callable[..., float | None], str]] = {
     "gguf": (write_gguf, check_gguf, 'llama-completion -m {file} -p "Your text"'),
     "ctranslate2": (
-        write_ctranslate2, check_ctranslate2, "{python} -c 'import ctranslate2, sys; ctranslate2.Translator(sys.argv[1])' {folder}",
+        write_ctranslate2,
+        check_ctranslate2,
+        "{python} -c 'import ctranslate2, sys; ctranslate2.Translator(sys.argv[1])' {folder}",
     ),
     "onnx": (
-        write_onnx, check_onnx, "{python} -c 'import onnxruntime, sys; onnxruntime.InferenceSession(sys.argv[1])' {file}",
+        write_onnx,
+        check_onnx,
+        "{python} -c 'import onnxruntime, sys; onnxruntime.InferenceSession(sys.argv[1])' {file}",
     ),
-}  # fmt: skip
+}
 
 
 @holding_output
@@ -59,8 +63,8 @@ def export(config: Config) -> float | None:
         the difference of the numbers here and there, as a share of their size; None: nothing here runs the file, it was
         read back.
     Raises:
-        UserError: the package is missing, the model is none that the program knows, its numbers come out otherwise there,
-            or the folder cannot be written.
+        UserError: the package is missing, the model is none that the program knows, its numbers come out otherwise
+            there, or the folder cannot be written.
     Memory: the model, and for ctranslate2 and the checks once more what they hold.
     """
     form = config.export.format

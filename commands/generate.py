@@ -239,7 +239,8 @@ class Written:
         return trained.predict(self.least)
 
     def windows(self, prompts: Iterator[Prompt]) -> Iterator[Window]:
-        """Answer prompts in windows, in their order; a blank prompt has a blank answer. Of a single answer the log-probability is not computed, and 0.
+        """Answer prompts in windows, in their order; a blank prompt has a blank answer. Of a single answer the
+        log-probability is not computed, and 0.
 
         Memory: one window of prompts, and one batch of answers being written.
         """
@@ -313,7 +314,9 @@ class Labelled:
 
 
 def _windows(prompts: Iterable[Prompt], rows: int, answer: AnswerConfig) -> Iterator[list[Prompt]]:
-    """Prompts in lists of so many, or fewer where they and their columns are large; one by one where somebody waits for each."""
+    """Prompts in lists of so many, or fewer where they and their columns are large; one by one where somebody waits for
+    each.
+    """
     is_typed = answer.input == STANDARD_INPUT and answer.output is None
     window = list[Prompt]()
     size = 0
@@ -375,7 +378,8 @@ def prompts_of(
     """The prompts of a file, the lines of standard input, or the text itself where no such file exists.
 
     Args:
-        source: which `check_input` has let pass. max_bytes: as of `prompts_in_child`. data, keeps: as of `read_prompts`.
+        source: which `check_input` has let pass. max_bytes: as of `prompts_in_child`. data, keeps: as of
+            `read_prompts`.
     """
     if source == STANDARD_INPUT:
         return _typed(sys.stdin, bad_rows)
@@ -420,7 +424,9 @@ def read_marks(model: SavedModel, source: str) -> list[Any]:
 
 
 def _identity(model: SavedModel, source: str, settings: Sequence[Any]) -> str:
-    """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one goes on."""
+    """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one
+    goes on.
+    """
     # Nobody can read standard input again: such an output is never continued.
     marks = read_marks(model, secrets.token_hex(8) if source == STANDARD_INPUT else source)
     return fingerprint([FORMAT, *marks, *settings])

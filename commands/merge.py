@@ -40,7 +40,8 @@ def open_adapted(folders: SavedModel) -> T5:
     """Load a model with the first of its adapters on, its weights as they are stored, foreign kinds of them in fp32.
 
     Raises:
-        UserError: the folders do not go together, or the weights are int8, which can be neither merged nor written otherwise.
+        UserError: the folders do not go together, or the weights are int8, which can be neither merged nor written
+            otherwise.
     Memory: the model.
     """
     for place in folders.folders:

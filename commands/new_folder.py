@@ -72,7 +72,8 @@ def held_output(output: Path, flag: str = "output") -> Iterator[None]:
             has_locks = stack.enter_context(exclusive(real.parent / f".{real.name}.lock"))
         except InUse:
             raise UserError(
-                "--{flag} = {path}, is in use: another process writes it; wait for its end, stop it, or choose another name",
+                "--{flag} = {path}, is in use: another process writes it; wait for its end, stop it, or choose "
+                "another name",
                 flag=flag,
                 path=output,
             ) from None
@@ -107,7 +108,8 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         named: the setting `output`. overwrite: whether it may replace one that exists.
         sources: folders that are read, which it may not be.
     Raises:
-        UserError: no name, one that exists, is read or holds what others have written, or a disk that cannot be written.
+        UserError: no name, one that exists, is read or holds what others have written, or a disk that cannot be
+            written.
     """
     if named is None:
         raise UserError("--output = none, is needed: the folder to write")
@@ -134,7 +136,8 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         )
     if others := _others(output):
         raise UserError(
-            "--output = {output}, holds what this program has not written ({others}) and is not replaced; choose another folder",
+            "--output = {output}, holds what this program has not written ({others}) and is not replaced; choose "
+            "another folder",
             output=output,
             others=listed(others[:3]),
         )
@@ -167,7 +170,8 @@ def refuse_tensors_not_finite(tensors: Mapping[str, Tensor], *sources: Path) -> 
     lost = names_not_finite(tensors)
     if lost:
         raise UserError(
-            "{folder}, holds inf or nan in {tensors}; nothing is written. Give an earlier checkpoint, or copy the folder again",
+            "{folder}, holds inf or nan in {tensors}; nothing is written. Give an earlier checkpoint, or copy the "
+            "folder again",
             folder=", ".join(map(str, sources)),
             tensors=listed(lost),
         )
@@ -224,7 +228,8 @@ def copy_companions(model: SavedModel, folder: Path) -> int | None:
 
 
 def keep_generation_settings(home: Path, folder: Path) -> None:
-    """What the publisher says of generating stays, but for the special tokens, which are ours by now; an encoder generates nothing.
+    """What the publisher says of generating stays, but for the special tokens, which are ours by now; an encoder
+    generates nothing.
 
     Raises:
         UserError: the publisher's file is broken.
@@ -241,7 +246,8 @@ def keep_generation_settings(home: Path, folder: Path) -> None:
 
 
 def keep_label_names(source: Path, folder: Path) -> None:
-    """Labels keep the publisher's names where ours are numbers alone: a regression's one, and names with commas in them.
+    """Labels keep the publisher's names where ours are numbers alone: a regression's one, and names with commas in
+    them.
 
     Args:
         source: the folder whose labels were read. folder: the new one, with its `config.json`.

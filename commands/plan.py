@@ -74,8 +74,8 @@ class PlannedRun:
 
 
 def plan(config: Config) -> None:
-    """Plan, and print it: as tables, or as JSON for programs; for several targets parted by commas, a JSON list. A run that
-    goes on is planned by the settings that it has saved, with the flags over them.
+    """Plan, and print it: as tables, or as JSON for programs; for several targets parted by commas, a JSON list. A run
+    that goes on is planned by the settings that it has saved, with the flags over them.
 
     Raises:
         DoesNotFit: no way fits the budget. UserError: the data or the target is not usable.
@@ -111,8 +111,8 @@ def plan(config: Config) -> None:
 
 
 def _with_start(config: Config) -> tuple[Config, list[str], int]:
-    """The settings as the run would have them when its data is looked at, notes on what it starts from, and how many steps it has
-    done.
+    """The settings as the run would have them when its data is looked at, notes on what it starts from, and how many
+    steps it has done.
 
     Raises:
         UserError: what was named is not there, and no --model_preset says what it is like.
@@ -163,7 +163,8 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
     Args:
         done: steps so far. tree_bytes: of the list that answers come from.
     Raises:
-        DoesNotFit: no way fits the budget. UserError: the machine or the device is not there, or the data are not usable.
+        DoesNotFit: no way fits the budget. UserError: the machine or the device is not there, or the data are not
+            usable.
     """
     budget = config.memory.memory_budget
     if target == AUTO:
@@ -209,7 +210,10 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
 def _assumed(rows: Rows, data: DataConfig) -> list[str]:
     """On which rows a plan rests, where they are not prepared."""
     if rows.sample is not None:
-        text = "lengths are estimated from {sample}, with a margin; `train` plans again from all prepared rows before step 1"
+        text = (
+            "lengths are estimated from {sample}, with a margin; `train` plans again from all prepared rows before "
+            "step 1"
+        )
         return [say(text, sample=rows.sample.describe())]
     if rows.lengths is not None or data.train_file is None or task_named(rows.objective).is_windowed:
         return []
@@ -221,7 +225,9 @@ def _assumed(rows: Rows, data: DataConfig) -> list[str]:
 
 
 def _counted(spec: RunSpec) -> RunSpec:
-    """The run with about as many rows as its files hold, where nothing is prepared and no steps are named, and remarks on that."""
+    """The run with about as many rows as its files hold, where nothing is prepared and no steps are named, and remarks
+    on that.
+    """
     config = spec.asked
     remarks = _assumed(spec.rows, config.data)
     count = 0
@@ -344,7 +350,9 @@ def _named(preset: str, shape: T5ModelConfig) -> str:
 
 
 def _examples(spec: RunSpec) -> Table:
-    """The first rows as the model receives them, where the files are here and nothing has to be trained or prepared for that."""
+    """The first rows as the model receives them, where the files are here and nothing has to be trained or prepared for
+    that.
+    """
     config = spec.asked
     if config.data.train_file is None:
         return []

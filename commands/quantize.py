@@ -1,7 +1,8 @@
 """`quantize`: a folder with int8 weights, measured beside the original.
 
 The folder holds one byte a weight (`model.int8.safetensors`); `generate`, `evaluate`, `chat` and adapters load it. Loss
-is measured on validation rows: those of `--validation_file`, those held out by the model's run, or of the built-in sample.
+is measured on validation rows: those of `--validation_file`, those held out by the model's run, or of the built-in
+sample.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Measured:
     """One of the two models.
 
     Args:
-        loss: mean over the labels of the validation rows. logits: (rows, steps, V) for fixed ids. size: bytes of its weights.
+        loss: mean over the labels of the validation rows. logits: (rows, steps, V) for fixed ids. size: bytes of its
+            weights.
     """
 
     loss: float

@@ -29,7 +29,9 @@ def text_settings(model: SavedModel, *columns: str) -> dict[str, Any]:
 
 
 def text_columns(data: DataConfig, is_named: bool, model: SavedModel) -> list[DataConfig]:
-    """Where texts are looked for, first choice first: in the column that is named, else in those that the model was trained on."""
+    """Where texts are looked for, first choice first: in the column that is named, else in those that the model was
+    trained on.
+    """
     names = [data.text_column]
     if not is_named:
         names += [*model.settings_of("prompt_column").values(), DataConfig().text_column]

@@ -38,7 +38,8 @@ class UnfinishedFile:
                 self._parts = Parts(self._folder, identity, suffix)
             except OtherParts:
                 raise UserError(
-                    "--output = {path}, was begun with another model, input or settings; choose another file, or begin anew "
+                    "--output = {path}, was begun with another model, input or settings; choose another file, or "
+                    "begin anew "
                     "with --overwrite=True",
                     path=path,
                 ) from None
@@ -60,7 +61,8 @@ class UnfinishedFile:
         self.rows += rows
 
     def finish(self, write: Callable[[Path], None]) -> None:
-        """Make the file: where the path is a link, the one that it points to; what is no file, such as /dev/null, is written to.
+        """Make the file: where the path is a link, the one that it points to; what is no file, such as /dev/null, is
+        written to.
 
         Args:
             write: fills it from `paths`.

@@ -1,8 +1,8 @@
 """Child processes: a function called in a fresh interpreter, with limits of memory and time, and other programs run.
 
-What a child takes, it takes with it: memory that a library keeps, a crash, a file that unpacks to far more than it shows. A fresh
-interpreter is used rather than `multiprocessing`: no helper process stays, and the user's main script is not imported again.
-Children end with their parent. No other file of the project starts a process.
+What a child takes, it takes with it: memory that a library keeps, a crash, a file that unpacks to far more than it
+shows. A fresh interpreter is used rather than `multiprocessing`: no helper process stays, and the user's main script is
+not imported again. Children end with their parent. No other file of the project starts a process.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class ChildDied(Exception):
     """A child ended without an answer.
 
     Args:
-        reason: MEMORY: it held more than its limit, or the system killed it, most likely for its memory. TIME: it took longer than its
-            limit. CRASHED: a signal ended it. FAILED: anything else. detail: the last line of its errors where those are captured,
+        reason: MEMORY: it held more than its limit, or the system killed it, most likely for its memory. TIME: it took
+            longer than its limit. CRASHED: a signal ended it. FAILED: anything else. detail: the last line of its
+                errors where those are captured,
             else its exit code.
     """
 
@@ -66,22 +67,34 @@ class Worker:
         make: a function of a module. It, its arguments, requests and answers are picklable.
         max_bytes: anonymous memory of the child and its own children.
         max_cpu: seconds of processor time, and `patience` times that of waiting for its answers.
-        environment: all its variables; None: this process's own. setup: a function called before anything else is imported.
-        is_quiet: its errors are kept for `ChildDied` instead of shown. is_interruptible: Ctrl-C ends it; else the parent decides.
+        environment: all its variables; None: this process's own. setup: a function called before anything else is
+            imported.
+        is_quiet: its errors are kept for `ChildDied` instead of shown. is_interruptible: Ctrl-C ends it; else the
+            parent decides.
     """
 
     def __init__(
-        self, make: Callable[..., Callable[[Any], Any]], *arguments: Any, max_bytes: int | None = None,
-        max_cpu: float | None = None, patience: float = 20.0, environment: Mapping[str, str] | None = None,
-        setup: Callable[[], object] | None = None, is_quiet: bool = False, is_interruptible: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        make: Callable[..., Callable[[Any], Any]],
+        *arguments: Any,
+        max_bytes: int | None = None,
+        max_cpu: float | None = None,
+        patience: float = 20.0,
+        environment: Mapping[str, str] | None = None,
+        setup: Callable[[], object] | None = None,
+        is_quiet: bool = False,
+        is_interruptible: bool = True,
+    ) -> None:
         self._killed_for: str | None = None
         self._is_limited = max_bytes is not None
         self._errors = tempfile.TemporaryFile() if is_quiet else None  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(
-            python_command(SERVE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            python_command(SERVE),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
             env=None if environment is None else dict(environment),
-        )  # fmt: skip
+        )
         if max_bytes is not None or max_cpu is not None:
             deadline = None if max_cpu is None else time.monotonic() + patience * max_cpu
             threading.Thread(target=self._watch, args=(max_bytes, deadline), daemon=True).start()
@@ -278,7 +291,9 @@ def serve() -> None:
 
 
 def limit_self(max_bytes: int | None, max_cpu: float | None) -> None:
-    """Limits of the system on this process, where it has them: a single allocation passes them sooner than the parent looks."""
+    """Limits of the system on this process, where it has them: a single allocation passes them sooner than the parent
+    looks.
+    """
     try:
         import resource
     except ImportError:
@@ -301,7 +316,8 @@ def limit_self(max_bytes: int | None, max_cpu: float | None) -> None:
 def stay_within(max_bytes: int) -> None:
     """End this process before its anonymous memory is more than `max_bytes`; runs in a thread, until then.
 
-    Memory that was promised and is not used does not count, as it does for `limit_self`: at each look the process may map as much as is left.
+    Memory that was promised and is not used does not count, as it does for `limit_self`: at each look the process may
+    map as much as is left.
     """
     process, most = psutil.Process(), None
     if sys.platform == "linux":
@@ -322,8 +338,8 @@ def stay_within(max_bytes: int) -> None:
 def exit_with_parent(parent: int) -> None:
     """Let this process get SIGTERM when its parent ends, or has ended, also where that is killed.
 
-    Linux sends it (prctl(2), PR_SET_PDEATHSIG); elsewhere a thread looks who the parent is; under Windows a child ends when its
-    pipe breaks.
+    Linux sends it (prctl(2), PR_SET_PDEATHSIG); elsewhere a thread looks who the parent is; under Windows a child ends
+    when its pipe breaks.
     """
     if os.name != "posix":
         return

@@ -1,11 +1,12 @@
-"""The language in which the program speaks to its user: `say` makes a message; `languages/*.yaml` hold the translations.
+"""The language in which the program speaks to its user: `say` makes a message; `languages/*.yaml` hold the
+translations.
 
-A message is an English sentence and the values that go into it. As a string it is English, which is what logs, JSON and files
-get. It turns into the user's language where it is shown: by `print` and `str`, and by what lays text out for the screen
-(`terminal`, `screen`). The English sentence is also the key of its translation; one without stays English.
+A message is an English sentence and the values that go into it. As a string it is English, which is what logs, JSON and
+files get. It turns into the user's language where it is shown: by `print` and `str`, and by what lays text out for the
+screen (`terminal`, `screen`). The English sentence is also the key of its translation; one without stays English.
 
-So nothing is translated before it is shown, and a message must not be put into a text that is none: `say`, `join` and `+` keep
-both languages, an f-string warns (`LanguageLost`), which the tests take for an error.
+So nothing is translated before it is shown, and a message must not be put into a text that is none: `say`, `join` and
+`+` keep both languages, an f-string warns (`LanguageLost`), which the tests take for an error.
 Source: the idea of GNU gettext, message ids in English, without its compiler.
 """
 
@@ -119,7 +120,9 @@ def speak_here(language: str) -> None:
 
 
 def say(sentence: str, /, **values: Any) -> Message:
-    """A message: an English sentence, with `{name}` where a value goes, and its values, which may be messages themselves."""
+    """A message: an English sentence, with `{name}` where a value goes, and its values, which may be messages
+    themselves.
+    """
     return Message(sentence, values)
 
 
@@ -139,7 +142,9 @@ def in_language(value: Any, language: str) -> Any:
 
 
 def localized(content: Any) -> Any:
-    """A copy of what JSON can hold with its messages in the user's language, for programs that show it, such as the page."""
+    """A copy of what JSON can hold with its messages in the user's language, for programs that show it, such as the
+    page.
+    """
     if isinstance(content, dict):
         return {key: localized(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
@@ -158,7 +163,9 @@ def spoken() -> str:
 
 
 def _held(value: Any) -> Any:
-    """A value as a message keeps it, so that it can be pickled: numbers and texts as they are, of an error what it says."""
+    """A value as a message keeps it, so that it can be pickled: numbers and texts as they are, of an error what it
+    says.
+    """
     if isinstance(value, (str, Number)):
         return value
     if isinstance(value, BaseException) and value.args and isinstance(value.args[0], Message):

@@ -1,8 +1,9 @@
 """Ctrl-C before a command has begun, and after it has ended: one line, exit code 130.
 
-Python would print a traceback of whatever was being imported, or tidied up, at that moment. So this is imported before all
-else and imports nothing that Python has not loaded by itself. While a command runs, Ctrl-C raises KeyboardInterrupt, as its
-code expects; where Python can only print that, because nobody can catch it, the process ends here too.
+Python would print a traceback of whatever was being imported, or tidied up, at that moment. So this is imported before
+all else and imports nothing that Python has not loaded by itself. While a command runs, Ctrl-C raises
+KeyboardInterrupt, as its code expects; where Python can only print that, because nobody can catch it, the process ends
+here too.
 """
 
 from __future__ import annotations

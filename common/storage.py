@@ -1,8 +1,8 @@
 """Files and folders that are whole or not there, locks, digests, and reads of bounded size.
 
-What is written gets its name only when all of it is on the disk: a temporary neighbour is filled, flushed and renamed, and the
-folder that holds the name is flushed as well, since after a loss of power a rename may be on the disk and the bytes not. No other
-file of the project renames or replaces.
+What is written gets its name only when all of it is on the disk: a temporary neighbour is filled, flushed and renamed,
+and the folder that holds the name is flushed as well, since after a loss of power a rename may be on the disk and the
+bytes not. No other file of the project renames or replaces.
 
 Source: T. S. Pillai et al. 2014, "All File Systems Are Not Created Equal" (OSDI), section 3.
 """
@@ -72,7 +72,8 @@ def write_text(path: Path, text: str, is_synced: bool = True) -> None:
 
 @contextmanager
 def atomic_folder(path: Path, keeps_replaced: bool = False) -> Iterator[Path]:
-    """An empty temporary folder to fill, which takes the place of `path`, and of a folder there, when the context ends without an error.
+    """An empty temporary folder to fill, which takes the place of `path`, and of a folder there, when the context ends
+    without an error.
 
     Args:
         keeps_replaced: the folder that was there stays beside it, at `replaced_by`.
@@ -112,7 +113,9 @@ def restore_folder(path: Path) -> bool:
 
 
 def clear_leftovers(path: Path) -> None:
-    """Restore or remove what a process that was cut off while it wrote or replaced `path` has left beside it; raises OSError."""
+    """Restore or remove what a process that was cut off while it wrote or replaced `path` has left beside it; raises
+    OSError.
+    """
     restore_folder(path)
     remove(replaced_by(path))
     remove(path.with_name(f"{TEMPORARY}{path.name}"))
@@ -210,8 +213,8 @@ def writing(flag: str, folder: str | Path) -> Iterator[None]:
 def lock_at(path: Path) -> FileLock | None:
     """A lock of the operating system on a file, not yet acquired, free again when its process ends.
 
-    None where the file system has no locks (Lustre without `flock`, NFS without its lock service): a lock made of a file's
-    existence would stay behind a killed process.
+    None where the file system has no locks (Lustre without `flock`, NFS without its lock service): a lock made of a
+    file's existence would stay behind a killed process.
 
     Raises:
         OSError: the folder cannot be written.
@@ -324,12 +327,14 @@ class OtherParts(Exception):
 class Parts:
     """Numbered files in a folder, each whole or not there: work that was cut off goes on with those that are missing.
 
-    The manifest has a line for each finished part, written when the part is on the disk: what the work is made from, the part's
-    number, size and digest, and facts that its maker wants to know again. A line that is torn or changed says nothing. A part
-    counts if it is a plain file, not a link, of that size and digest; everything else in the folder is nobody's.
+    The manifest has a line for each finished part, written when the part is on the disk: what the work is made from,
+    the part's number, size and digest, and facts that its maker wants to know again. A line that is torn or changed
+    says nothing. A part counts if it is a plain file, not a link, of that size and digest; everything else in the
+    folder is nobody's.
 
     Args:
-        folder: is made with the first part. identity: of everything that the parts are made from. suffix: of their names.
+        folder: is made with the first part. identity: of everything that the parts are made from. suffix: of their
+            names.
     Raises:
         OtherParts: a part there is of another identity. OSError: the folder cannot be read.
     Memory: a line a part; time: one reading of all parts.
@@ -425,7 +430,9 @@ def _manifest_line(entry: dict[str, Any]) -> str:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a path is a plain file: no link, folder, pipe or device, which a reader might wait for; raises nothing."""
+    """Whether a path is a plain file: no link, folder, pipe or device, which a reader might wait for; raises
+    nothing.
+    """
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except (OSError, ValueError):
@@ -449,7 +456,8 @@ DAMAGES = (
     BadZipFile,
     zlib.error,
 )
-# Errors of the system that say that a file is another one than was written; libraries raise an OSError without a number.
+# Errors of the system that say that a file is another one than was written; libraries raise an OSError without a
+# number.
 DAMAGE_ERRNOS = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.ELOOP)
 
 
@@ -489,8 +497,9 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
                     make(partial)
                     rename(partial, target)
                 except BaseException as error:
-                    # interrupted, memory or disk short, or a read or write failed, which of a network it does now and then:
-                    # the same work may get further next time; what is wrong with the data or with the place stays wrong
+                    # interrupted, memory or disk short, or a read or write failed, which of a network it does now and
+                    # then: the same work may get further next time; what is wrong with the data or with the place stays
+                    # wrong
                     causes = (error, error.__cause__, error.__context__)
                     may_pass = isinstance(error, (KeyboardInterrupt, DoesNotFit)) or any(
                         isinstance(cause, OSError) for cause in causes
@@ -532,8 +541,8 @@ def read_once_made(
         target, make, resumable: as of `make_once`.
         read: raises UserError or any `DAMAGES` where it is not what `make` writes.
     Raises:
-        UserError: as `make_once`; or it cannot be read, or what is damaged cannot be removed. NotMade: by `only_if_made`, also
-            of what is damaged.
+        UserError: as `make_once`; or it cannot be read, or what is damaged cannot be removed. NotMade: by
+            `only_if_made`, also of what is damaged.
     """
     path = once(target, make, resumable)
     try:
@@ -622,7 +631,9 @@ def digest(path: Path) -> str:
 
 
 def open_plain(path: str | Path) -> BinaryIO:
-    """A plain file, open to be read; raises OSError where it is none: a pipe that nobody writes to would be waited for."""
+    """A plain file, open to be read; raises OSError where it is none: a pipe that nobody writes to would be waited
+    for.
+    """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "is not a plain file")
     return open(path, "rb")

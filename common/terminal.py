@@ -87,7 +87,9 @@ def fitted(line: str, columns: int) -> str:
 
 
 def shortened(name: str, columns: int) -> str:
-    """A name without its middle where it is wider than so many columns: its beginning says what it is, its end which."""
+    """A name without its middle where it is wider than so many columns: its beginning says what it is, its end
+    which.
+    """
     name = str(name)
     if width(name) <= columns:
         return name

@@ -1,7 +1,7 @@
 """Rows by number out of files of any size, in flat memory.
 
-`LowMemDataset` gives rows of Arrow IPC files, Arrow streams (Hugging Face's `.arrow`) and Parquet. Values are copied out: a slice
-of a batch would keep the whole batch alive. Three modes:
+`LowMemDataset` gives rows of Arrow IPC files, Arrow streams (Hugging Face's `.arrow`) and Parquet. Values are copied
+out: a slice of a batch would keep the whole batch alive. Three modes:
 
 - mmap: files are mapped and kept open; their pages belong to the system's page cache and are given back under pressure.
 - file: files are kept open; the record batch of a row is read (of token shards 128 rows), and no page is mapped.
@@ -46,7 +46,9 @@ MOST_OPEN_FILES = 64  # the system's limit on open files is often 1024, or 256
 
 
 class Reopened:
-    """A file for `pa.PythonFile` that is open only while it is read: what Arrow keeps of it is the footer, read once."""
+    """A file for `pa.PythonFile` that is open only while it is read: what Arrow keeps of it is the footer, read
+    once.
+    """
 
     closed = False
 
@@ -79,7 +81,8 @@ OPENERS = {MMAP: pa.memory_map, FILE: pa.OSFile, REOPEN: lambda path: pa.PythonF
 
 
 class LastBatch:
-    """The record batch that the last row came from, one for all files of a dataset: neighbours of that row lie in it too.
+    """The record batch that the last row came from, one for all files of a dataset: neighbours of that row lie in it
+    too.
 
     A batch of more than `KEPT_BYTES` is not kept, and none with "reopen".
     """
@@ -235,10 +238,11 @@ class RowGroup:
 class ParquetTable:
     """A Parquet file of whose rows up to 64 MiB, of one row group, are kept.
 
-    Of a larger group a row that was dropped is reached by decoding the group again from its beginning: in order that is fast, at
-    random it is slow. Such files are better prepared first.
+    Of a larger group a row that was dropped is reached by decoding the group again from its beginning: in order that is
+    fast, at random it is slow. Such files are better prepared first.
 
-    Memory: about 1.5 KB per row group, and the wanted columns of one row group up to 64 MiB; nothing stays with "reopen".
+    Memory: about 1.5 KB per row group, and the wanted columns of one row group up to 64 MiB; nothing stays with
+    "reopen".
     """
 
     def __init__(self, source: Source, mode: str, last: LastBatch) -> None:

@@ -28,7 +28,9 @@ _file: Path | None = None
 
 @contextmanager
 def noted_in(file: Path | None) -> Iterator[None]:
-    """Let what is shown stand in this file too, until the end of the context; its folder is there, or nothing is written."""
+    """Let what is shown stand in this file too, until the end of the context; its folder is there, or nothing is
+    written.
+    """
     global _file
     before, _file = _file, file
     try:
@@ -72,9 +74,11 @@ class ProgressLine:
         speed = (self.rows - self._earlier) / seconds
         text = say(
             "{what}: {rows}, {speed} rows/s, {bytes} MB/s",
-            what=self.what, rows=counted(self.rows, "row"), speed=f"{speed:,.0f}",
+            what=self.what,
+            rows=counted(self.rows, "row"),
+            speed=f"{speed:,.0f}",
             bytes=f"{self.bytes / seconds / 1e6:.1f}",
-        )  # fmt: skip
+        )
         line = visible(say("{progress}, {file}", progress=text, file=where) if where else text)
         self._write("\r" + fitted(line, self._columns()) if self._is_terminal else line + "\n")
         self._is_shown = True

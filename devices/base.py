@@ -1,12 +1,12 @@
 """The interface that CUDA, MPS, the CPU and the tests' fake device fulfil, and the traits by which work is cut on each.
 
-The rest of the program asks here and never names a backend. Memory figures speak of what this process holds from the device, cached
-blocks included, because that is what other programs cannot use.
+The rest of the program asks here and never names a backend. Memory figures speak of what this process holds from the
+device, cached blocks included, because that is what other programs cannot use.
 
-A processor works in chunks that stay in its cache. A GPU starts a kernel for each operation, which takes microseconds whatever it
-computes: there the pieces are as large as memory allows, nothing is looked at from the host, and what is small is computed on the
-host and copied once. The device "meta", on which nothing is computed, takes the traits it stands for: launches and memory of a step
-are counted so without a GPU.
+A processor works in chunks that stay in its cache. A GPU starts a kernel for each operation, which takes microseconds
+whatever it computes: there the pieces are as large as memory allows, nothing is looked at from the host, and what is
+small is computed on the host and copied once. The device "meta", on which nothing is computed, takes the traits it
+stands for: launches and memory of a step are counted so without a GPU.
 """
 
 from __future__ import annotations
@@ -92,9 +92,7 @@ class DeviceTraits:
 
 HOST = DeviceTraits(True, TILE_ELEMENTS, UPDATE_ELEMENTS, SUMMED_ELEMENTS)
 GPU = DeviceTraits(False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS, tile=DEVICE_TILE)
-CUDA = replace(
-    GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True, has_compiler=True
-)  # fmt: skip
+CUDA = replace(GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True, has_compiler=True)
 MPS = replace(GPU, largest_inner=MPS_INNER, has_compiler=True)
 _traits = {"cpu": HOST, "cuda": CUDA, "mps": MPS, "meta": HOST}
 
@@ -174,9 +172,11 @@ _uploads = _Uploads()
 
 @contextmanager
 def placed_together() -> Iterator[None]:
-    """What `place` brings to a GPU until the context ends goes there in one copy, as it ends; nothing may read it before.
+    """What `place` brings to a GPU until the context ends goes there in one copy, as it ends; nothing may read it
+    before.
 
-    Each copy to MPS waits for all that has been started there. Of contexts inside each other the first that ends sends all.
+    Each copy to MPS waits for all that has been started there. Of contexts inside each other the first that ends sends
+    all.
     """
     if _uploads.waiting is None:
         _uploads.waiting = []
@@ -200,9 +200,11 @@ def _send(waiting: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def place(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
-    """Bring a small tensor of the host to a device. A GPU gets it from pinned memory, so that nothing waits for the copy.
+    """Bring a small tensor of the host to a device. A GPU gets it from pinned memory, so that nothing waits for the
+    copy.
 
-    Source: PyTorch notes "CUDA semantics", use of pinned memory buffers; its host allocator keeps the buffer until then.
+    Source: PyTorch notes "CUDA semantics", use of pinned memory buffers; its host allocator keeps the buffer until
+    then.
     """
     if where.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(where)
@@ -275,7 +277,9 @@ class Device(ABC):
         return 0
 
     def pinned_bytes(self) -> int:
-        """RAM of this process that is pinned for copies to and from the device, which systems do not count as anonymous."""
+        """RAM of this process that is pinned for copies to and from the device, which systems do not count as
+        anonymous.
+        """
         return 0
 
     def limit_memory(self, limit_bytes: int) -> bool:
@@ -323,7 +327,9 @@ class Device(ABC):
         return most_threads()
 
     def nominal_rate(self, dtype: torch.dtype) -> float:
-        """FLOP/s of products that such a device reaches: a fact of its class, which decides; 0 where nothing trains in it."""
+        """FLOP/s of products that such a device reaches: a fact of its class, which decides; 0 where nothing trains in
+        it.
+        """
         return processor.here().rate(name_of(dtype), self.threads)
 
     def warm_up(self) -> None:
@@ -442,7 +448,9 @@ class Device(ABC):
         return False
 
     def set_exact_fp32(self, exact: bool) -> None:
-        """Whether fp32 products keep all their bits, or may take a faster way that keeps the range and 10 of 23 bits."""
+        """Whether fp32 products keep all their bits, or may take a faster way that keeps the range and 10 of 23
+        bits.
+        """
         return None
 
     def carrier(self) -> Carrier:

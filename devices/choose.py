@@ -31,7 +31,8 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
 
     Args:
         requested: "auto" or one of `DEVICES`.
-        local_rank: number of this process on this machine, from 0; each gets a GPU of its own. local_processes: of the same run.
+        local_rank: number of this process on this machine, from 0; each gets a GPU of its own. local_processes: of the
+            same run.
     Raises:
         UserError: the device asked for is not here, or there are more processes than GPUs.
     """

@@ -10,7 +10,9 @@ from settings.fields import AUTO
 
 
 def core_numbers() -> set[int]:
-    """Cores that the system lets this process run on: less than the machine's where `taskset` or a container says so."""
+    """Cores that the system lets this process run on: less than the machine's where `taskset` or a container says
+    so.
+    """
     if hasattr(os, "sched_getaffinity"):  # Linux alone.
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -40,7 +42,9 @@ def core_quota(root: Path = Path("/")) -> float | None:
 
 
 def threads_of_environment() -> int | None:
-    """The number of threads that OMP_NUM_THREADS or MKL_NUM_THREADS names, which torch reads; None where neither does."""
+    """The number of threads that OMP_NUM_THREADS or MKL_NUM_THREADS names, which torch reads; None where neither
+    does.
+    """
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         value = os.environ.get(name, "").partition(",")[0].strip()
         if value.isdigit() and int(value):

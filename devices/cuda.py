@@ -3,7 +3,8 @@
 - Figures are of what the caching allocator has reserved, since other programs cannot use that; the context of CUDA
   itself (some 400 MiB) is never ours to count, and free memory is told without it.
 - A budget is a hard limit: the allocator refuses what goes beyond it, and the error is handled where a plan can shrink.
-- bf16 where the card has it (Ampere on); else fp16 where it has tensor cores (Volta, Turing but GTX 16), with a loss scale;
+- bf16 where the card has it (Ampere on); else fp16 where it has tensor cores (Volta, Turing but GTX 16), with a loss
+scale;
   TF32 is fp32's fast way, taken unless the user asks for fp32 itself.
 Source: PyTorch notes "CUDA semantics" (memory management, TF32, pinned buffers).
 """
@@ -28,8 +29,8 @@ OLD_CARDS = (
     "builds for CUDA 12.6 have them for cards from Maxwell on, up to torch 2.14: pip install torch --index-url "
     "https://download.pytorch.org/whl/cu126"
 )
-# First capability -> nominal FLOP/s of large products on one multiprocessor: fp32 (TF32 where the card has it), 16 bits.
-# They rank ways to run, and are a guess from what such cards are known to reach; speeds for people are measured.
+# First capability -> nominal FLOP/s of large products on one multiprocessor: fp32 (TF32 where the card has it), 16
+# bits. They rank ways to run, and are a guess from what such cards are known to reach; speeds for people are measured.
 MULTIPROCESSOR_RATES = {
     (0, 0): (0.1e12, 0.1e12),
     (7, 0): (0.16e12, 0.9e12),

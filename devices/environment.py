@@ -15,8 +15,9 @@ from importlib import metadata
 from pathlib import Path
 
 HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
-# Compiled products that oneDNN, and torch above it, keep by shape: 1,024 each where nothing is said, 0.3 MiB a shape and
-# place. To compile one takes 0.3 ms. Steps of 256 short rows are 15% faster at 32 than at 16, and not faster at 128.
+# Compiled products that oneDNN, and torch above it, keep by shape: 1,024 each where nothing is said, 0.3 MiB a shape
+# and place. To compile one takes 0.3 ms. Steps of 256 short rows are 15% faster at 32 than at 16, and not faster at
+# 128.
 PRODUCT_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # torch 2.9 knows the first name and does not heed it on CUDA (pytorch 183387); it works in 2.11.

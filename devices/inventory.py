@@ -20,7 +20,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def device_report(requested: str = AUTO) -> dict[str, Any]:
-    """`torch`: its build and threads. `devices`: what every backend is and does, or why it is missing, missing ones first.
+    """`torch`: its build and threads. `devices`: what every backend is and does, or why it is missing, missing ones
+    first.
 
     Args:
         requested: the setting `device`; auto measures all backends, a name that one alone.

@@ -1,8 +1,8 @@
 """Speeds of this machine as they were measured: a small file, for estimates of time and for nothing else.
 
-Idea: a speed is measured once and kept, with its date and how it was measured; `doctor` renews it, and that of a disk also a
-run that has read and written enough of its weights there. No choice reads it: a file that is missing, old or wrong changes
-what is told of the time, and nothing that is computed.
+Idea: a speed is measured once and kept, with its date and how it was measured; `doctor` renews it, and that of a disk
+also a run that has read and written enough of its weights there. No choice reads it: a file that is missing, old or
+wrong changes what is told of the time, and nothing that is computed.
 Source: XDG Base Directory Specification (XDG_CACHE_HOME).
 """
 

@@ -17,8 +17,8 @@ from devices.sizes import HEAP_BELOW, HEAP_EXCESS, UNTRIMMED_HEAP_BELOW
 # numbers of malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
 ALWAYS = {M_TOP_PAD: 128 * 1024, M_MMAP_MAX: 65536}  # as glibc has them where nobody says otherwise
-# "fast" keeps small tensors in the heap, which each pass trims; large ones are mapped, so that what they took is given back.
-# "untrimmed" keeps more in the heap, and its pages for the next step
+# "fast" keeps small tensors in the heap, which each pass trims; large ones are mapped, so that what they took is given
+# back. "untrimmed" keeps more in the heap, and its pages for the next step
 TUNINGS: dict[str, dict[int, int]] = {
     "small": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
     "fast": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: HEAP_BELOW, M_TRIM_THRESHOLD: 8 * 1024**2},
@@ -54,8 +54,8 @@ def _libc() -> ctypes.CDLL | None:
 def tune_malloc(tuning: str) -> bool:
     """Set malloc's thresholds for this process. Best called before much is allocated.
 
-    They go before MALLOC_* and glibc.malloc tunables of the environment, which many container images set: a plan counts on
-    what it has chosen, and the budget that it keeps is what the user asks for.
+    They go before MALLOC_* and glibc.malloc tunables of the environment, which many container images set: a plan counts
+    on what it has chosen, and the budget that it keeps is what the user asks for.
 
     Args:
         tuning: of `TUNINGS`: "small" (least memory), "fast" or "untrimmed" (the fastest).
@@ -77,11 +77,12 @@ def trim_malloc() -> bool:
 class HeapTrimmer:
     """Bounds what malloc holds beyond the tensors in use; the plan counts on it (`memory.estimate.peaks`).
 
-    Idea: the gaps that tensors of one length leave do not fit those of another, and would add up over micro-batches and steps.
+    Idea: the gaps that tensors of one length leave do not fit those of another, and would add up over micro-batches and
+    steps.
 
     Args:
-        tuning: of `TUNINGS`. "fast" returns all that is free before each pass; "untrimmed" keeps what the largest has had in use;
-            with "small" there is nothing to return.
+        tuning: of `TUNINGS`. "fast" returns all that is free before each pass; "untrimmed" keeps what the largest has
+            had in use; with "small" there is nothing to return.
     """
 
     def __init__(self, tuning: str) -> None:
@@ -107,8 +108,8 @@ class HeapTrimmer:
         """Return what is free where it is too much beside what is in use; takes some microseconds.
 
         Args:
-            before: `used_bytes` before a block has made its graph, or freed it: as much may be free, for the next will need it;
-                where there was none, those of now.
+            before: `used_bytes` before a block has made its graph, or freed it: as much may be free, for the next will
+                need it; where there was none, those of now.
         """
         if self._libc is None:
             return
@@ -125,7 +126,9 @@ class HeapTrimmer:
 
 
 def _used_and_mapped(libc: ctypes.CDLL) -> tuple[int, int]:
-    """Bytes in use in the heap, and mapped by themselves; 0 before glibc 2.33, which does not tell: then all that is free is too much."""
+    """Bytes in use in the heap, and mapped by themselves; 0 before glibc 2.33, which does not tell: then all that is
+    free is too much.
+    """
     if not hasattr(libc, "mallinfo2"):
         return 0, 0
     facts = libc.mallinfo2()

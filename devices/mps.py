@@ -3,10 +3,13 @@
 Torch may claim MPS on Intel Macs and under Rosetta, where it hangs or gives wrong numbers; so the hardware is
 asked first, through sysctl in this very process, and only then torch. What follows from how MPS works:
 
-- It shares the machine's RAM: pinning would only copy, loader processes would only take memory from it, and its budget is
+- It shares the machine's RAM: pinning would only copy, loader processes would only take memory from it, and its budget
+is
   the smaller of `recommended_max_memory` and what the host may give.
-- It keeps compiled graphs and a pool of buffers for each shape that it has met, and gives nothing back by itself (reports
-  of 72 GB of pool for 6.7 GB of tensors): tokens of a micro-batch, lengths and rows of a group of attention come from small
+- It keeps compiled graphs and a pool of buffers for each shape that it has met, and gives nothing back by itself
+(reports
+  of 72 GB of pool for 6.7 GB of tensors): tokens of a micro-batch, lengths and rows of a group of attention come from
+      small
   sets of sizes (`limits`), and `memory.cleanup` empties the pool by schedule.
 - It counts no peak, so the samples of `memory.monitor` do.
 - Its limit may exceed the RAM, so that the machine swaps where an error would help: `devices.environment` lowers it.

@@ -1,11 +1,13 @@
 """Stochastic rounding as one GPU kernel, compiled at first use by the compiler inside torch.
 
-That compiler is jiterator on CUDA and ROCm (NVRTC or hiprtc, part of every build of torch) and Metal's on a Mac. The random
-numbers come from a counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", with the mixing
-of splitmix64, Steele et al. 2014): word w of a key is the hash of key + (w + 1) GOLDEN, 64 bits that serve four elements.
+That compiler is jiterator on CUDA and ROCm (NVRTC or hiprtc, part of every build of torch) and Metal's on a Mac. The
+random numbers come from a counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3",
+with the mixing of splitmix64, Steele et al. 2014): word w of a key is the hash of key + (w + 1) GOLDEN, 64 bits that
+serve four elements.
 
-Operations of torch compute the same bits on a CPU without C kernels, for sizes that do not fill words, and where compiling fails.
-On meta tensors the kernel is one operation, `frugalt5::round_randomly`, which is how `benchmarks.traced` counts it.
+Operations of torch compute the same bits on a CPU without C kernels, for sizes that do not fill words, and where
+compiling fails. On meta tensors the kernel is one operation, `frugalt5::round_randomly`, which is how
+`benchmarks.traced` counts it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from settings.program import IS_INSTALLED
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 MIX_1, MIX_2 = -4658895280553007687, -7723592293110705685  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-# A process may import a checkout's modules by their plain names and below the package, and torch takes a namespace once.
+# A process may import a checkout's modules by their plain names and below the package, and torch takes a namespace
+# once.
 NAMESPACE = "frugalt5_package" if IS_INSTALLED else "frugalt5"
 
 # The kernel, in what C++ and Metal share. WORD: unsigned, 64 bits.

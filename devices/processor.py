@@ -1,7 +1,7 @@
 """The class of this machine's processor, from its flags only, never from measured time.
 
-Idea: what a run computes in, stores and keeps decides its numbers, so that it must come out the same on a quiet and on a
-busy machine. The flags of the processor decide the class, the class has nominal rates, and the plan ranks by these.
+Idea: what a run computes in, stores and keeps decides its numbers, so that it must come out the same on a quiet and on
+a busy machine. The flags of the processor decide the class, the class has nominal rates, and the plan ranks by these.
 `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` lower the instruction set of torch's libraries: with either, this machine
 counts as one of the lower class. Torch is not needed, so that `plan` without it reads the same.
 Source: oneDNN "CPU Dispatcher Control"; proc_cpuinfo(5); rates: one thread, square products of side 1024.

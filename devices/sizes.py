@@ -1,8 +1,8 @@
 """Sizes of tiles, chunks and slabs; the engine and its plan both read them here.
 
 Whatever reaches the kernels of a backend comes from a small set of sizes: CPU libraries, MPS and compilers keep
-something for each new one. Lengths of rows in attention are therefore rounded up on a scale that grows geometrically, and
-the token sums of a run's micro-batches to a few sizes that its plan chooses. Nothing here imports torch.
+something for each new one. Lengths of rows in attention are therefore rounded up on a scale that grows geometrically,
+and the token sums of a run's micro-batches to a few sizes that its plan chooses. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ FILE_CHUNK_BYTES = 4 * 1024**2  # of a tensor that is read from a file, as fp32
 HEAP_BELOW = 4 * 1024**2  # bytes of the tensors in the heap with malloc "fast"; larger ones are mapped by themselves
 UNTRIMMED_HEAP_BELOW = 8 * 1024**2  # the same with malloc "untrimmed"
 MALLOCS = ("small", "fast", "untrimmed")  # tunings of malloc (`devices.malloc`), from the least memory on
-# what the heap may hold beyond the tensors in use before a step trims it: a share of what comes and goes, and at least so many bytes
+# what the heap may hold beyond the tensors in use before a step trims it: a share of what comes and goes, and at least
+# so many bytes
 HEAP_EXCESS = {"fast": (0.01, 2 * 1024**2), "untrimmed": (0.33, 3 * UNTRIMMED_HEAP_BELOW)}
 ENCODER_TOKENS = 4096  # that pass through the encoder together to be answered, or one prompt
 ANSWERED_TOGETHER = 64  # most rows that are answered at once; more bring little speed on a CPU
@@ -81,10 +82,11 @@ def loss_chunk_tokens(chunk_bytes: int, vocab_size: int, tile: int = 1) -> int:
 
 
 def long_tile(num_heads: int, num_queries: int, num_keys: int) -> tuple[int, int, int, int]:
-    """How compiled attention goes through a row above `LONGEST_SHORT`: padded queries and keys, and of a tile queries and heads.
+    """How compiled attention goes through a row above `LONGEST_SHORT`: padded queries and keys, and of a tile queries
+    and heads.
 
-    As many queries as products need to reach their speed come before heads, of which a tile need not have all: with 8 queries
-    of each of 128 heads products had a fifth of the speed that they have with 128 of 8.
+    As many queries as products need to reach their speed come before heads, of which a tile need not have all: with 8
+    queries of each of 128 heads products had a fifth of the speed that they have with 128 of 8.
     """
     keys = padded_length(num_keys)
     block = min(SQUARE_LENGTH, 1 << max(LEAST_LENGTH, TILE_ELEMENTS // keys).bit_length() - 1)

@@ -1,9 +1,9 @@
 """How many threads compute: as many as other programs leave, looked at before the first step and now and then.
 
-The threads of a product spin while they wait for each other. Where another program takes the core of one of them, all wait:
-beside two busy programs two threads on two cores take several times as long as one. Numbers do not depend on the number of
-threads (tests/engine/test_threads.py), so it may follow from what is measured; a number that the user names is kept.
-Source: proc_stat(5).
+The threads of a product spin while they wait for each other. Where another program takes the core of one of them, all
+wait: beside two busy programs two threads on two cores take several times as long as one. Numbers do not depend on the
+number of threads (tests/engine/test_threads.py), so it may follow from what is measured; a number that the user names
+is kept. Source: proc_stat(5).
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ ENOUGH_FOR_MORE = 0.75  # the same for a thread that does not run yet, so that t
 
 @dataclass(frozen=True)
 class Usage:
-    """Seconds since some moment, and core seconds worked in them: by all on the cores that this process may use, and by itself."""
+    """Seconds since some moment, and core seconds worked in them: by all on the cores that this process may use, and by
+    itself.
+    """
 
     seconds: float
     busy: float
@@ -77,8 +79,8 @@ class Threads:
     def __init__(self, requested: int | str = AUTO, processes: int = 1, default: int | None = None) -> None:
         """
         Args:
-            requested: `num_threads`. processes: of this run on this machine. default: threads on a machine without other programs
-                where nobody names a number; None: those of torch.
+            requested: `num_threads`. processes: of this run on this machine. default: threads on a machine without
+                other programs where nobody names a number; None: those of torch.
         """
         import torch
 
@@ -95,7 +97,9 @@ class Threads:
         self.look_anew()
 
     def follow(self) -> None:
-        """Look, where it is time, and use as many threads as there are cores left. Called by the thread that computes."""
+        """Look, where it is time, and use as many threads as there are cores left. Called by the thread that
+        computes.
+        """
         if self.is_fixed or self._usage is None or self.most == 1:
             return
         seconds = time.monotonic() - self._usage.seconds
@@ -116,7 +120,9 @@ class Threads:
             torch.set_num_threads(self.now)
 
     def look_anew(self) -> None:
-        """Begin the first look now: what was worked until here, as by a child of this process, tells nothing of others."""
+        """Begin the first look now: what was worked until here, as by a child of this process, tells nothing of
+        others.
+        """
         self._left = math.inf
         self._usage = None if self.is_fixed else usage()
 
@@ -150,8 +156,9 @@ def follow_machine() -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Until the context ends, products of this thread use one thread: of 5 to 11 rows, as those of a head over labels, MKL
-    gives other last bits with two."""
+    """Until the context ends, products of this thread use one thread: of 5 to 11 rows, as those of a head over labels,
+    MKL gives other last bits with two.
+    """
     import torch
 
     before = torch.get_num_threads()

@@ -1,4 +1,6 @@
-"""Whether torch can compile on this machine: what its compiler needs beside torch. Nothing is imported, nothing compiled."""
+"""Whether torch can compile on this machine: what its compiler needs beside torch. Nothing is imported, nothing
+compiled.
+"""
 
 from __future__ import annotations
 

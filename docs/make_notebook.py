@@ -1,7 +1,7 @@
 """The notebooks of docs/, made of the cells below: `python docs/make_notebook.py` writes them again.
 
-`notebook.ipynb` is executed and keeps what its cells show. `colab.ipynb` and `kaggle.ipynb` are for machines with a GPU there and show
-nothing. A slow test executes all three on the CPU.
+`notebook.ipynb` is executed and keeps what its cells show. `colab.ipynb` and `kaggle.ipynb` are for machines with a GPU
+there and show nothing. A slow test executes all three on the CPU.
 """
 
 from __future__ import annotations

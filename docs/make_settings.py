@@ -134,7 +134,8 @@ def plain_values() -> str:
         lines += ["", "", "@declared", f"class {cls.__name__}:", f'    """{about}"""', ""]
         if cls.__name__ == MODEL_CLASS:
             lines += [
-                f"    model_preset = {json.dumps(Config.model_preset)}  # its shape stands over the lines below that are not edited"
+                f"    model_preset = {json.dumps(Config.model_preset)}  # its shape stands over the lines below that "
+                f"are not edited"
             ]
         for member in map(declared, dataclasses.fields(cls)):
             value = json.dumps(member.default) if isinstance(member.default, str) else repr(member.default)

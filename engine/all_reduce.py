@@ -1,13 +1,14 @@
 """All-reduce of gradients: each block's are summed over all processes as soon as they are complete.
 
 Losses are scaled by the labels of the whole effective batch, so the sum over processes is the gradient: no averaging.
-The sum of one block runs while the next block computes, on a GPU in one collective for each dtype; DDP's buckets, which would
-hold all gradients, are not used.
+The sum of one block runs while the next block computes, on a GPU in one collective for each dtype; DDP's buckets, which
+would hold all gradients, are not used.
 
 A process that fails in the middle of a pass, for lack of memory, would leave the others waiting for its gradients. With
 every group of weights goes one number, 1 from a process that has failed. All read it at the same point of the pass, and
-all stop there, with the same groups updated: the step can be run again, after a rollback where one was. The number lies on
-the host, which knows of a failure as it starts kernels, and goes over a process group of hosts: no GPU is waited for.
+all stop there, with the same groups updated: the step can be run again, after a rollback where one was. The number lies
+on the host, which knows of a failure as it starts kernels, and goes over a process group of hosts: no GPU is waited
+for.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class StepFailed(Exception):
 
 
 class GroupSum:
-    """Sums over all processes under way: the gradients of a group of weights, and the number of processes that have failed."""
+    """Sums over all processes under way: the gradients of a group of weights, and the number of processes that have
+    failed.
+    """
 
     def __init__(self, weights: Weights, hosts: dist.ProcessGroup | None, has_failed: bool = False) -> None:
         self.weights = weights

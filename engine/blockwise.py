@@ -2,19 +2,21 @@
 
     forward:   for each block: for each micro-batch: run it; keep its input (a checkpointed activation) or its graph
     loss:      in chunks of tokens, for each micro-batch; the head's gradient goes into one buffer
-    backward:  for each block from the last to the first: for each micro-batch: recompute if needed; backward through this block;
+    backward:  for each block from the last to the first: for each micro-batch: recompute if needed; backward through
+        this block;
                then the optimizer in backward: all-reduce -> finite check -> update -> free the gradients
     shared:    embedding, heads and position bias gather their gradients on the way and are updated at the end
 
-What a step holds is exactly: the checkpointed activations of all micro-batches, the graphs of saved blocks, one micro-batch's
-activations of one block, one block's gradients, and those of the shared weights. Gradients equal those of plain autograd over
-`T5.forward`, whatever the micro-batches and the plan (tests hold it).
+What a step holds is exactly: the checkpointed activations of all micro-batches, the graphs of saved blocks, one
+micro-batch's activations of one block, one block's gradients, and those of the shared weights. Gradients equal those of
+plain autograd over `T5.forward`, whatever the micro-batches and the plan (tests hold it).
 
-Gradient checkpointing: the last blocks of a pass keep their graphs for backward, the earlier ones are recomputed. A saved block
-costs its activations for the time between; a recomputed one keeps only its input, the checkpointed activation, and costs one
-more forward, without the block's last product, whose result backward does not need. Both give the same numbers: dropout is a
-function of the row and the position, never of a generator's state. No `torch.utils.checkpoint`: its first call imports the
-compiler front end, 80 MB. Source: Chen et al. 2016 (arXiv 1604.06174).
+Gradient checkpointing: the last blocks of a pass keep their graphs for backward, the earlier ones are recomputed. A
+saved block costs its activations for the time between; a recomputed one keeps only its input, the checkpointed
+activation, and costs one more forward, without the block's last product, whose result backward does not need. Both give
+the same numbers: dropout is a function of the row and the position, never of a generator's state. No
+`torch.utils.checkpoint`: its first call imports the compiler front end, 80 MB. Source: Chen et al. 2016 (arXiv
+1604.06174).
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ class Blockwise:
         dropout_rate: of training; evaluation never drops.
         objective: what is made of the output of the last stack: the decoder, or an encoder that has none.
         scaling: the factor on the loss of which gradients are formed; None: 1.
-        between_blocks_dtype: of what passes between blocks; None: that of the residual stream. Where products are fp32 for
-            lack of fast bf16 ones, bf16 halves what these activations take, and rounds as products in bf16 would.
+        between_blocks_dtype: of what passes between blocks; None: that of the residual stream. Where products are fp32
+            for lack of fast bf16 ones, bf16 halves what these activations take, and rounds as products in bf16 would.
         heap: returns freed memory that malloc holds, all of it between stacks, else what is too much; None: it stays.
         parts: compiled functions that blocks are made of (`engine.compiled`); None: blocks run as they are.
     """
@@ -95,11 +97,13 @@ class Blockwise:
         update: OptimizerInBackward | None = None,
         is_last: bool = True,
     ) -> Tensor:
-        """Form the gradient of sum(loss) / total_labels over all micro-batches, and update each block when its own is complete.
+        """Form the gradient of sum(loss) / total_labels over all micro-batches, and update each block when its own is
+        complete.
 
         Args:
             micro_batches: that pass through each block together.
-            total_labels: labels (or pairs of answers) of the whole effective batch, over all micro-batches and processes.
+            total_labels: labels (or pairs of answers) of the whole effective batch, over all micro-batches and
+                processes.
             update: applies the gradients; None: they stay.
             is_last: False: the gradients stay, and the next pass adds to them.
         Returns:
@@ -124,7 +128,9 @@ class Blockwise:
     def _passes(
         self, stacks: Sequence[StackSchedule], micro_batches: Sequence[MicroBatch], backward: Sequence[Weights] = ()
     ) -> list[StackPass]:
-        """The passes of these micro-batches through some stacks; without groups of weights for backward, forward alone."""
+        """The passes of these micro-batches through some stacks; without groups of weights for backward, forward
+        alone.
+        """
         upcoming = deque[Weights]([*(stage.weights for stack in stacks for stage in stack.stages), *backward])
         with placed_together():
             return [StackPass(self, stack, micro_batches, upcoming, bool(backward)) for stack in stacks]
@@ -217,7 +223,8 @@ class StackPass:
 
     Args:
         blockwise: the model and how it is passed. stack: the stages of this stack.
-        micro_batches: in their order. upcoming: the weights of all stages to come, in both stacks; each is taken off when used.
+        micro_batches: in their order. upcoming: the weights of all stages to come, in both stacks; each is taken off
+            when used.
         with_backward: whether backward follows.
     """
 
@@ -296,7 +303,8 @@ class StackPass:
         """From the gradients of the outputs to those of all weights of the stack.
 
         Args:
-            grads: one a micro-batch; is emptied. apply: called with each stage's weights when their gradients are complete.
+            grads: one a micro-batch; is emptied. apply: called with each stage's weights when their gradients are
+                complete.
         Returns:
             of a decoder, the gradients of the encoder's outputs, where those learn.
         """
@@ -429,7 +437,9 @@ class CheckpointedBlock:
         return output.detach()
 
     def backward(self, grad: Tensor) -> Tensor | None:
-        """Add to the gradients of the block's weights; return the gradient of its input, None where it is not needed."""
+        """Add to the gradients of the block's weights; return the gradient of its input, None where it is not
+        needed.
+        """
         before = self.heap.used_bytes()
         seed = self.seed
         self.seed = None
@@ -471,7 +481,9 @@ class _Seed(torch.autograd.Function):
 
 
 def _seed(output: Tensor, gradient: list[Tensor]) -> Tensor:
-    """A scalar from which backward starts at `output`, with the one tensor in `gradient`. It holds the graph, not the output."""
+    """A scalar from which backward starts at `output`, with the one tensor in `gradient`. It holds the graph, not the
+    output.
+    """
     with torch.enable_grad():
         return _Seed.apply(output, gradient)  # type: ignore[no-any-return]
 
@@ -557,11 +569,13 @@ class StackSchedule:
 
 
 class Schedule:
-    """The order in which a pass needs the weights of a model. Made anew for each pass: what learns may change in between.
+    """The order in which a pass needs the weights of a model. Made anew for each pass: what learns may change in
+    between.
 
-    Backward ends at the lowest stage of a stack below which nothing learns: what lies further down runs forward only, has no
-    checkpointed activations and runs once. The embedding lies below the first block of both stacks, a shared position bias is
-    used in every block of its own, and the encoder lies below every block of the decoder, by way of its cross-attention.
+    Backward ends at the lowest stage of a stack below which nothing learns: what lies further down runs forward only,
+    has no checkpointed activations and runs once. The embedding lies below the first block of both stacks, a shared
+    position bias is used in every block of its own, and the encoder lies below every block of the decoder, by way of
+    its cross-attention.
     """
 
     def __init__(self, model: T5) -> None:
@@ -616,12 +630,15 @@ class Objective:
     ) -> tuple[Tensor, Tensor]:
         """The summed loss of a micro-batch, and the gradient of its hidden states times `scale`.
 
-        Args and returns as of `model.loss.loss_and_gradients`; the head's gradient is added to the one that it has, if any.
+        Args and returns as of `model.loss.loss_and_gradients`; the head's gradient is added to the one that it has, if
+        any.
         """
         return loss_and_gradients(hidden, head, micro_batch.labels, scale, settings, head.grad)
 
     def token_losses(self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, settings: LossSettings) -> Tensor:
-        """The loss of each token (N',) of a micro-batch, fp32, without gradients; arguments as of `loss_and_gradients`."""
+        """The loss of each token (N',) of a micro-batch, fp32, without gradients; arguments as of
+        `loss_and_gradients`.
+        """
         return token_losses(hidden, head, micro_batch.labels, settings)
 
     def loss(self, losses: Tensor, micro_batch: MicroBatch) -> Tensor:
@@ -633,5 +650,7 @@ class Objective:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Further figures since `clear`, each a sum over what the loss is averaged over; the same names on all ranks."""
+        """Further figures since `clear`, each a sum over what the loss is averaged over; the same names on all
+        ranks.
+        """
         return {}

@@ -1,10 +1,11 @@
-"""The parts of blocks (`model.block_parts`), compiled by torch: on a GPU a step of small operations is bound by their launches.
+"""The parts of blocks (`model.block_parts`), compiled by torch: on a GPU a step of small operations is bound by their
+launches.
 
-Nothing is compiled before its first use. The number of tokens is a variable of each graph, so that steps of any length run the
-same code; there is one graph for each function with dropout, without it, and where a block is recomputed. Backward is a function of
-its own: its graph knows no autograd, which costs the host half of the time of a call.
-torch's compiler keeps what it has compiled in a folder, so that a later run begins faster. Of several kernels it takes one by
-its own rules and times none: a repeated run has the same bits, and nothing is allocated for measurements.
+Nothing is compiled before its first use. The number of tokens is a variable of each graph, so that steps of any length
+run the same code; there is one graph for each function with dropout, without it, and where a block is recomputed.
+Backward is a function of its own: its graph knows no autograd, which costs the host half of the time of a call.
+torch's compiler keeps what it has compiled in a folder, so that a later run begins faster. Of several kernels it takes
+one by its own rules and times none: a repeated run has the same bits, and nothing is allocated for measurements.
 """
 
 from __future__ import annotations

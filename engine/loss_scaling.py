@@ -48,7 +48,8 @@ class LossScaling:
             return
         if self.scale <= LEAST_SCALE:
             raise UserError(
-                "--mixed_precision = fp16, the gradients are not finite even with a loss that is not scaled; allowed: no, bf16; "
+                "--mixed_precision = fp16, the gradients are not finite even with a loss that is not scaled; "
+                "allowed: no, bf16; "
                 "start another run with --mixed_precision=bf16, from the last checkpoint's weights with --finetune_from"
             )
         self.scale /= 2

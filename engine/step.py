@@ -139,12 +139,13 @@ class NotFinite(NamedTuple):
 
 
 def to_micro_batch(batch: Batch, shape: T5ModelConfig, device: torch.device, sizes: Sizes = ((), ())) -> MicroBatch:
-    """Lay a padded batch out as the device attends to it: end to end for compiled kernels, elsewhere in groups of like length.
+    """Lay a padded batch out as the device attends to it: end to end for compiled kernels, elsewhere in groups of like
+    length.
 
     Args:
         shape: whose token ids of padding and start are used.
-        sizes: what source and target are filled up to where rows lie end to end (`limits.filled_tokens`), with tokens that no
-            row sees and no label judges, so that products meet few sizes.
+        sizes: what source and target are filled up to where rows lie end to end (`limits.filled_tokens`), with tokens
+            that no row sees and no label judges, so that products meet few sizes.
     """
     keys = torch.from_numpy(np.ascontiguousarray(batch.keys))
     answers = len(batch.target_lengths) // len(batch.input_lengths)

@@ -1,12 +1,12 @@
 """Weight stores: where and in which dtype weights are stored, and in which they are computed with.
 
 A pass asks for a block's weights in the compute dtype before it runs the block, and releases them after it. The plain
-store does nothing. `CastWeightStore` has a narrow storage dtype (bf16) and computes with a wider copy (fp32) that lives while
-its block runs: on a chip without bf16 units that is the memory of bf16 at the speed of fp32. `QuantizedWeightStore` does so for
-frozen tables in int8; the matrices of blocks need no copy there, since products widen them one at a time
-(`model.quantization`). On a CPU the head is not copied either: products widen it in pieces. Weights in files
-(`engine.weight_offload`) fit the same interface. What changes is `weight.data`; graphs saved in forward see the copy made for
-backward.
+store does nothing. `CastWeightStore` has a narrow storage dtype (bf16) and computes with a wider copy (fp32) that lives
+while its block runs: on a chip without bf16 units that is the memory of bf16 at the speed of fp32.
+`QuantizedWeightStore` does so for frozen tables in int8; the matrices of blocks need no copy there, since products
+widen them one at a time (`model.quantization`). On a CPU the head is not copied either: products widen it in pieces.
+Weights in files (`engine.weight_offload`) fit the same interface. What changes is `weight.data`; graphs saved in
+forward see the copy made for backward.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class WeightStore:
         """Begin to load what is needed next, while the block before it computes.
 
         Args:
-            weights: of the next block of this stack; none: another stack follows. upcoming: of all blocks to come, in order.
+            weights: of the next block of this stack; none: another stack follows. upcoming: of all blocks to come, in
+                order.
         """
 
     @contextmanager
@@ -69,8 +70,8 @@ class WeightStore:
     def for_products(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
         """`weights` for products without a graph, which can widen narrow ones in pieces, until the context ends.
 
-        For generation, where a block sees a few tokens, and for the head. On a CPU narrow weights stay in the storage dtype:
-        products widen them in pieces, at less cost than a copy of all.
+        For generation, where a block sees a few tokens, and for the head. On a CPU narrow weights stay in the storage
+        dtype: products widen them in pieces, at less cost than a copy of all.
         """
         used = list(weights)
         # Norms are small, and adapters and bias tables are stored in fp32.
@@ -127,7 +128,9 @@ class CastWeightStore(WeightStore):
 
 
 def _runs(weights: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """On a GPU weights that lie one below the other in memory together: so do their copies, and one product serves them."""
+    """On a GPU weights that lie one below the other in memory together: so do their copies, and one product serves
+    them.
+    """
     runs: list[list[nn.Parameter]] = []
     for weight in weights:
         is_alone = is_host(weight) or is_int8(weight) or not runs
@@ -139,7 +142,8 @@ def _runs(weights: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 class QuantizedWeightStore(CastWeightStore):
-    """Frozen weights are stored in int8, or in int4 and tables in int8. Memory: on a device, embedding or head in the compute dtype while the loss is formed.
+    """Frozen weights are stored in int8, or in int4 and tables in int8. Memory: on a device, embedding or head in the
+    compute dtype while the loss is formed.
 
     Args:
         tables: embedding and head, which are read without a block's product.
@@ -156,7 +160,9 @@ class QuantizedWeightStore(CastWeightStore):
 def weight_store_for(
     storage_dtype: torch.dtype, compute_dtype: torch.dtype, tables: Iterable[nn.Parameter] = ()
 ) -> WeightStore:
-    """The weight store for these dtypes; `tables` are the model's embedding and head, needed for quantized weights alone."""
+    """The weight store for these dtypes; `tables` are the model's embedding and head, needed for quantized weights
+    alone.
+    """
     if storage_dtype in QUANTIZED:
         return QuantizedWeightStore(compute_dtype, tables)
     return (WeightStore if storage_dtype == compute_dtype else CastWeightStore)(compute_dtype)

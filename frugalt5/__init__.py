@@ -1,7 +1,8 @@
 """The program as a package: `from frugalt5 import LowMemTrainer, Model, load`, and `frugalt5 train` in a shell.
 
-All its modules lie below this name, as `frugalt5.data.dataset` and `frugalt5.model.t5`; `sys.path` and the user's own `config` and
-`data` stay as they are. In a wheel they are files of this folder, in a checkout they lie beside it (`checkout.py`).
+All its modules lie below this name, as `frugalt5.data.dataset` and `frugalt5.model.t5`; `sys.path` and the user's own
+`config` and `data` stay as they are. In a wheel they are files of this folder, in a checkout they lie beside it
+(`checkout.py`).
 """
 
 from __future__ import annotations

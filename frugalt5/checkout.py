@@ -1,8 +1,8 @@
 """The modules of a checkout below one name: `config` becomes `frugalt5.config`, also where one imports another.
 
-In a checkout they have plain names, which an installed package would take away from the user's own `config.py` or `data/`. A wheel
-is built with its imports rewritten (`setup.py`). An editable install, or a checkout on `sys.path`, has them rewritten as each file
-is imported, by the same function.
+In a checkout they have plain names, which an installed package would take away from the user's own `config.py` or
+`data/`. A wheel is built with its imports rewritten (`setup.py`). An editable install, or a checkout on `sys.path`, has
+them rewritten as each file is imported, by the same function.
 """
 
 from __future__ import annotations

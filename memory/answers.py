@@ -223,8 +223,8 @@ def rows_to_measure(
     """How many rows are read at once, and their loss measured.
 
     Args:
-        requested: a number is kept; auto: as many of `most` as fit. longest: source and target tokens; without a target the
-            encoder alone reads. flag: by which the rows are asked for.
+        requested: a number is kept; auto: as many of `most` as fit. longest: source and target tokens; without a target
+            the encoder alone reads. flag: by which the rows are asked for.
     Raises:
         DoesNotFit: not even one fits, or not so many as were asked for.
     """

@@ -32,7 +32,8 @@ class Sample:
 
     Args:
         host_bytes: what counts against the host's budget.
-        plan_bytes: what is held of the memory that the plan is about: the device's where it has its own, else the host's.
+        plan_bytes: what is held of the memory that the plan is about: the device's where it has its own, else the
+            host's.
     """
 
     phase: str

@@ -25,7 +25,8 @@ OFFLOADED = {
         "use; results are identical"
     ),
     FILE: (
-        "the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in use; results "
+        "the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in use; "
+        "results "
         "are identical"
     ),
 }

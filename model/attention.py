@@ -1,8 +1,8 @@
 """T5's attention with its learned position bias, in memory linear in the length.
 
-The bias depends only on the distance between key and query, so it is held as a vector over distances (H, R), and never as a
-matrix where its rows are long; causality is the value -inf at positive distances. Compiled kernels of a CPU attend row by row,
-without padding (`model.compiled_attention`); elsewhere rows of like length are padded and attend together
+The bias depends only on the distance between key and query, so it is held as a vector over distances (H, R), and never
+as a matrix where its rows are long; causality is the value -inf at positive distances. Compiled kernels of a CPU attend
+row by row, without padding (`model.compiled_attention`); elsewhere rows of like length are padded and attend together
 (`model.dense_attention`).
 
 Shapes: N query tokens, H heads, K d_kv, R distances. Source: position buckets: Raffel et al. 2020, section 2.1.
@@ -56,7 +56,9 @@ def position_buckets(distances: Tensor, bidirectional: bool, num_buckets: int, m
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table (buckets, H) as (H, R), fp32. The gradient of each row is one sum, in an order that does not change."""
+    """Rows of a table (buckets, H) as (H, R), fp32. The gradient of each row is one sum, in an order that does not
+    change.
+    """
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, buckets: Tensor, members: Tensor) -> Tensor:
@@ -85,8 +87,8 @@ class PositionBias(nn.Module):
         """The bias of rows of at most so many tokens, fp32.
 
         Returns:
-            (H, longest, longest) where compiled kernels do not attend and it has no more numbers than scores are formed at a
-            time; else of each distance from -(longest - 1) to longest - 1: (H, 2 longest - 1).
+            (H, longest, longest) where compiled kernels do not attend and it has no more numbers than scores are formed
+            at a time; else of each distance from -(longest - 1) to longest - 1: (H, 2 longest - 1).
         """
         bias = self.over_distances(longest)
         is_matrix = len(bias) * longest**2 <= traits_of(bias.device).scores
@@ -129,8 +131,8 @@ def attend(
 
     Args:
         q: (N, H, K) of the query rows; k, v: (N', H, K) of the key rows.
-        bias: (H, R), one number per distance, distance 0 in the middle, R odd and at least 2 longest - 1; or of dense rows a
-            matrix (H, L, L) for rows of at most L tokens; or None.
+        bias: (H, R), one number per distance, distance 0 in the middle, R odd and at least 2 longest - 1; or of dense
+            rows a matrix (H, L, L) for rows of at most L tokens; or None.
         rows: layout of queries and of keys.
         causal: whether bias holds -inf at positive distances, so that those keys need not be computed.
         dropout: of the attention weights.
@@ -155,7 +157,9 @@ class Attention(nn.Module):
         self.o = Linear(inner, config.d_model)
 
     def make_below_each_other(self, device: torch.device | str, dtype: torch.dtype) -> set[nn.Parameter]:
-        """Make the matrices of queries, keys and values parts of one, so that one product serves all (`joined_product`)."""
+        """Make the matrices of queries, keys and values parts of one, so that one product serves all
+        (`joined_product`).
+        """
         inner, width = self.q.weight.shape
         whole = torch.empty(3 * inner, width, device=device, dtype=dtype)
         for linear, part in zip((self.q, self.k, self.v), whole.chunk(3), strict=True):

@@ -1,11 +1,11 @@
 """What a block computes between its attentions, as functions of tensors alone: what torch compiles on a GPU.
 
-A block of many small operations is limited there by their launches and by passes over memory; compiled, the operations between
-two products are one kernel. Attention stays outside (`model.dense_attention`): it depends on how the rows of a step lie, these
-functions on the number of tokens alone, so that one graph serves all steps.
+A block of many small operations is limited there by their launches and by passes over memory; compiled, the operations
+between two products are one kernel. Attention stays outside (`model.dense_attention`): it depends on how the rows of a
+step lie, these functions on the number of tokens alone, so that one graph serves all steps.
 
-What is dropped is a hash of a key and of the place in the tensor, not drawn by a generator: a block that is computed again drops
-the same, whichever graph computes it, and backward forms the mask again instead of keeping it.
+What is dropped is a hash of a key and of the place in the tensor, not drawn by a generator: a block that is computed
+again drops the same, whichever graph computes it, and backward forms the mask again instead of keeping it.
 
 Shapes: N tokens, D d_model, I inner width of attention, F d_ff. Weights as in `model.layers`.
 """
@@ -42,7 +42,9 @@ HASH_2 = 0x846CA68B - 2**32
 
 
 def place_dropout_keys(rows: Rows, sites: Sequence[int], is_decoder: bool, device: torch.device) -> Tensor:
-    """(blocks, 4, 2) int32 on the device: 64 bits for each of the four sites of each block, whose own sites are given."""
+    """(blocks, 4, 2) int32 on the device: 64 bits for each of the four sites of each block, whose own sites are
+    given.
+    """
     assert rows.keys is not None, "dropout needs a key for every row"
     offsets = DECODER_OFFSETS if is_decoder else ENCODER_OFFSETS
     strides = torch.tensor([[stride(site + offset + 1) for offset in offsets] for site in sites])
@@ -107,7 +109,9 @@ def attention_input_back(
 def cross_attention_input(
     x: Tensor, attended: Tensor, o: Tensor, norm: Tensor, q: Tensor, keys: Tensor | None, rate: float, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The residual stream (N, D) behind self-attention, the queries (N, I) of cross-attention, the norm's factors (N, 1)."""
+    """The residual stream (N, D) behind self-attention, the queries (N, I) of cross-attention, the norm's factors (N,
+    1).
+    """
     stream = x + dropped(F.linear(attended, o), keys, BEHIND_SELF_ATTENTION, rate)
     normed, inverse = _normed(stream, norm, epsilon)
     return stream, F.linear(normed, q), inverse
@@ -124,8 +128,8 @@ def cross_attention_input_back(
     keys: Tensor | None,
     rate: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, of what attention gave and of the norm's weight; that of the product with `o`, and the input of
-    that with `q`.
+    """The gradients of x, of what attention gave and of the norm's weight; that of the product with `o`, and the input
+    of that with `q`.
     """
     dnormed, dnorm = _norm_back(dq @ q, stream, norm, inverse)
     dx = (dstream.float() + dnormed).to(stream.dtype)
@@ -147,8 +151,9 @@ def feed_forward(
     activation: str,
     graph_only: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """The block's output (N, D), from the stream before its last attention and what that gives (N, I); and what backward reads:
-    the stream (N, D), the norm's factors (N, 1), the products with `gate`, where there is one, and with `wi` (N, F).
+    """The block's output (N, D), from the stream before its last attention and what that gives (N, I); and what
+    backward reads: the stream (N, D), the norm's factors (N, 1), the products with `gate`, where there is one, and with
+    `wi` (N, F).
 
     Args:
         graph_only: nothing reads the output: the stream stands for it.
@@ -179,8 +184,8 @@ def feed_forward_back(
     rate: float,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor]:
-    """The gradients of x, of what attention gave and of the norm's weight; those of the products with `o`, `gate`, `wi` and `wo`
-    in this order with the input of both in the middle before those of `wi`; and the input of `wo`.
+    """The gradients of x, of what attention gave and of the norm's weight; those of the products with `o`, `gate`, `wi`
+    and `wo` in this order with the input of both in the middle before those of `wi`; and the input of `wo`.
     """
     inner = dropped(_inner(gated, linear, activation), keys, INSIDE_FEED_FORWARD, rate)
     dproduct = dropped(dy, keys, BEHIND_FEED_FORWARD, rate)

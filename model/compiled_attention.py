@@ -1,8 +1,8 @@
 """Attention by compiled kernels, on CPUs.
 
-Short rows pass through the cache whole, one (row, head) after the other: nothing is padded, gathered or written down but
-the result. Long rows go in tiles, the products being torch's and what stands between them (bias, softmax, dropout and
-their gradients) one pass of a kernel. Nothing is kept for backward but q, k and v.
+Short rows pass through the cache whole, one (row, head) after the other: nothing is padded, gathered or written down
+but the result. Long rows go in tiles, the products being torch's and what stands between them (bias, softmax, dropout
+and their gradients) one pass of a kernel. Nothing is kept for backward but q, k and v.
 
 Shapes: N query tokens, H heads, K d_kv, R distances; of a long row, h heads and t queries of a tile, and M padded keys.
 """
@@ -29,7 +29,8 @@ class _Short:
     """Rows that kernels take whole.
 
     Args:
-        rows: (n,) int64, the number of each in its micro-batch. places: where they begin and how long they are, (n,) int32 each.
+        rows: (n,) int64, the number of each in its micro-batch. places: where they begin and how long they are, (n,)
+            int32 each.
     """
 
     rows: Tensor
@@ -83,9 +84,11 @@ def _short(rows: tuple[Rows, Rows], members: list[int]) -> _Short | None:
         return None
     queries, keys = rows
     values = {
-        "query_starts": queries.starts, "query_lengths": queries.lengths,
-        "key_starts": keys.starts, "key_lengths": keys.lengths,
-    }  # fmt: skip
+        "query_starts": queries.starts,
+        "query_lengths": queries.lengths,
+        "key_starts": keys.starts,
+        "key_lengths": keys.lengths,
+    }
     places = {name: torch.tensor([of[row] for row in members], dtype=torch.int32) for name, of in values.items()}
     longest = max(max(queries.lengths[row], keys.lengths[row]) for row in members)
     return _Short(torch.tensor(members), places, longest)
@@ -105,8 +108,15 @@ class _Call:
     """One attention: what forward and backward, short and long rows share; arguments as `model.attention.attend`."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
-    ) -> None:  # fmt: skip
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        rows: tuple[Rows, Rows],
+        causal: bool,
+        dropout: Dropout,
+    ) -> None:
         found = kernels()
         assert found is not None
         self.kernels: Kernels = found
@@ -139,12 +149,25 @@ class _Call:
         parts = min(PARTS, len(short.rows))
         sums = None if dbias is None else dbias.new_zeros(parts, len(dbias), 2 * short.longest - 1)
         self.kernels.attend_rows(
-            q=self.q, k=self.k, v=self.v, bias=bias, dbias=sums, **short.places,
+            q=self.q,
+            k=self.k,
+            v=self.v,
+            bias=bias,
+            dbias=sums,
+            **short.places,
             row_keys=None if self.row_keys is None else self.row_keys[short.rows],
-            is_bf16=self.q.dtype == torch.bfloat16, num_rows=len(short.rows), heads=self.heads, width=self.width,
-            distances=2 * short.longest - 1, longest=short.longest, parts=parts, threshold=self.dropout.threshold,
-            is_backward="grad" in tensors, scale=self.dropout.scale, **tensors,
-        )  # fmt: skip
+            is_bf16=self.q.dtype == torch.bfloat16,
+            num_rows=len(short.rows),
+            heads=self.heads,
+            width=self.width,
+            distances=2 * short.longest - 1,
+            longest=short.longest,
+            parts=parts,
+            threshold=self.dropout.threshold,
+            is_backward="grad" in tensors,
+            scale=self.dropout.scale,
+            **tensors,
+        )
         if dbias is not None and sums is not None:
             self.add_to_bias(dbias, sums.sum(0))
 
@@ -176,12 +199,22 @@ class _Call:
         """What stands between the products of a tile of a long row."""
         length, distances = len(long.queries), 0 if bias is None else bias.shape[1]
         self.kernels.weigh_tile(
-            is_backward, bias=bias, count=long.count, is_bf16=self.q.dtype == torch.bfloat16,
-            heads=len(heads), first_head=heads.start, queries=part.stop - part.start, keys=seen, distances=distances,
-            start=distances // 2 - length + 1 + part.start, last_query=length - 1 - part.start,
-            threshold=self.dropout.threshold, scale=self.dropout.scale,
-            row_key=None if self.row_keys is None else self.row_keys[long.row], **tensors,
-        )  # fmt: skip
+            is_backward,
+            bias=bias,
+            count=long.count,
+            is_bf16=self.q.dtype == torch.bfloat16,
+            heads=len(heads),
+            first_head=heads.start,
+            queries=part.stop - part.start,
+            keys=seen,
+            distances=distances,
+            start=distances // 2 - length + 1 + part.start,
+            last_query=length - 1 - part.start,
+            threshold=self.dropout.threshold,
+            scale=self.dropout.scale,
+            row_key=None if self.row_keys is None else self.row_keys[long.row],
+            **tensors,
+        )
 
     def seen(self, long: _Long, part: slice) -> int:
         """Keys that a tile looks at: where attention is causal, none after its last query but for the first tile."""
@@ -247,7 +280,9 @@ def _room(x: Tensor, rows: Rows) -> Tensor:
 
 
 class CompiledAttention(torch.autograd.Function):
-    """Arguments as `model.attention.attend`. Memory: q, k, v kept; while running a tile of a long row twice, in forward once."""
+    """Arguments as `model.attention.attend`. Memory: q, k, v kept; while running a tile of a long row twice, in forward
+    once.
+    """
 
     @staticmethod
     def forward(

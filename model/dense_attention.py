@@ -1,11 +1,12 @@
 """Attention by torch's own operations, on every device without compiled kernels.
 
-A group of rows of one length is a view of its tokens, so that attention is a product of whole matrices. Padded keys are hidden by
-a mask. Where torch has its memory-efficient kernel it computes, with bias, mask and dropout inside; elsewhere plain products do,
-and form the weights again on the way back. Above a bound of scores (`devices.base`) rows are taken some at a time, and of a long
-row some queries, so that memory is linear in the length.
+A group of rows of one length is a view of its tokens, so that attention is a product of whole matrices. Padded keys are
+hidden by a mask. Where torch has its memory-efficient kernel it computes, with bias, mask and dropout inside; elsewhere
+plain products do, and form the weights again on the way back. Above a bound of scores (`devices.base`) rows are taken
+some at a time, and of a long row some queries, so that memory is linear in the length.
 
-Shapes: N query tokens, N' key tokens, H heads, K d_kv, R distances, b rows, L their queries, t of them at a time, M their keys.
+Shapes: N query tokens, N' key tokens, H heads, K d_kv, R distances, b rows, L their queries, t of them at a time, M
+their keys.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ NO_MASK_TYPE = 0  # Of the memory-efficient kernel: causality stands in the bias
 def window(bias: Tensor, first: int, queries: int, keys: int) -> Tensor:
     """The bias over distances (H, R) of the queries from `first` on as a matrix (H, queries, keys)."""
     middle = bias.shape[1] // 2
-    # The line of the last query comes first. A flip would keep the order of strides, and the kernel takes contiguous lines only.
+    # The line of the last query comes first. A flip would keep the order of strides, and the kernel takes contiguous
+    # lines only.
     lines = bias[:, middle - first - queries + 1 : middle - first + keys].unfold(1, keys, 1)
     return lines.index_select(1, torch.arange(queries - 1, -1, -1, device=bias.device))
 
@@ -37,7 +39,8 @@ def window(bias: Tensor, first: int, queries: int, keys: int) -> Tensor:
 def sum_over_distances(grad: Tensor, first: int, distances: int) -> Tensor:
     """The gradient of `window`: (H, queries, keys) -> (H, distances)."""
     heads, queries, keys = grad.shape
-    # With as many zeros before each line as there are queries, and one more place a line, equal distances stand in one column.
+    # With as many zeros before each line as there are queries, and one more place a line, equal distances stand in one
+    # column.
     room = grad.new_zeros(heads, queries * (queries + keys + 1))
     room[:, : queries * (queries + keys)].view(heads, queries, queries + keys)[:, :, queries:].copy_(grad)
     sums = room.view(heads, queries, queries + keys + 1).sum(1)
@@ -100,7 +103,8 @@ class Tile:
 def tiles(rows: tuple[Rows, Rows], heads: int, scores: int) -> Iterator[Tile]:
     """Cut the attention of query rows to key rows into tiles of so many scores.
 
-    Query rows of one key row (its answers) lie side by side and are taken as one long row: there is no bias between them.
+    Query rows of one key row (its answers) lie side by side and are taken as one long row: there is no bias between
+    them.
     """
     queries, keys = rows
     first_query = 0
@@ -124,11 +128,11 @@ def tiles(rows: tuple[Rows, Rows], heads: int, scores: int) -> Iterator[Tile]:
 
 
 class DenseAttention(torch.autograd.Function):
-    """Arguments: bias, rows, causal and dropout as of `model.attention.attend`, and then q, k and v: in three tensors, with their
-    heads beside each other in one, (N, 3 H, K), or q and such a one of k and v. Returns (N, H, K).
+    """Arguments: bias, rows, causal and dropout as of `model.attention.attend`, and then q, k and v: in three tensors,
+    with their heads beside each other in one, (N, 3 H, K), or q and such a one of k and v. Returns (N, H, K).
 
-    Memory: q, k and v are kept, by the memory-efficient kernel also its result and a number for each query and head; while
-    running, the scores of a tile.
+    Memory: q, k and v are kept, by the memory-efficient kernel also its result and a number for each query and head;
+    while running, the scores of a tile.
     """
 
     @staticmethod
@@ -266,7 +270,9 @@ class _Call:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, site: tuple[int, int]
     ) -> tuple[Tensor, list[Tensor]]:
-        """softmax(q k^T + mask) v, and what backward needs of the memory-efficient kernel: log-sum-exp, seed and offset."""
+        """softmax(q k^T + mask) v, and what backward needs of the memory-efficient kernel: log-sum-exp, seed and
+        offset.
+        """
         if not self.is_fused:
             weights = self._weights(q, k, mask)
             kept = self._kept(weights, site)

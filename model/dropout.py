@@ -1,9 +1,9 @@
 """Dropout of tokens, and where what is dropped comes from.
 
-By compiled kernels it keeps no mask, and drops the same however a batch is cut: the mask of element d of token t in row b is a
-hash of (key of the row, site, t, d), see `devices.pointwise`, which backward forms again. Elsewhere torch's own generator draws,
-seeded by the micro-batch's first row and the site, so that a block that is computed again draws the same. A row has another key in
-each step, and no two ranks or micro-batches have a row in common.
+By compiled kernels it keeps no mask, and drops the same however a batch is cut: the mask of element d of token t in row
+b is a hash of (key of the row, site, t, d), see `devices.pointwise`, which backward forms again. Elsewhere torch's own
+generator draws, seeded by the micro-batch's first row and the site, so that a block that is computed again draws the
+same. A row has another key in each step, and no two ranks or micro-batches have a row in common.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Dropout:
         return replace(self, site=self.site + offset)
 
     def of_adapter(self, offset: int, rows: Rows | None = None) -> Dropout | None:
-        """The dropout of what the adapter at this place reads, its tokens being `rows`; None where nothing is dropped."""
+        """The dropout of what the adapter at this place reads, its tokens being `rows`; None where nothing is
+        dropped.
+        """
         if not self.adapter_rate:
             return None
         return Dropout(self.adapter_rate, rows or self.rows, ADAPTER_SITES + self.site + offset)
@@ -124,14 +126,18 @@ class Dropout:
         return torch.native_dropout(x, self.rate, True)[0]
 
     def of_relu(self, x: Tensor) -> Tensor:
-        """Dropout of max(x, 0); x is overwritten. Memory: one output; where torch draws, that is all that backward needs."""
+        """Dropout of max(x, 0); x is overwritten. Memory: one output; where torch draws, that is all that backward
+        needs.
+        """
         if self.active and not self.is_compiled(x):
             return _DropReLU.apply(x, self.rate)  # type: ignore[no-any-return,no-untyped-call]
         return self(_ReLU.apply(x))
 
 
 class _ReLU(torch.autograd.Function):
-    """max(x, 0), in place on x and, on the way back, in place on the gradient: both are products that nothing else reads."""
+    """max(x, 0), in place on x and, on the way back, in place on the gradient: both are products that nothing else
+    reads.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -157,7 +163,9 @@ class _DropTokens(torch.autograd.Function):
 
 
 class _DropReLU(torch.autograd.Function):
-    """On the way back in place on the gradient, a product that nothing else reads: what is not zero was kept and above zero."""
+    """On the way back in place on the gradient, a product that nothing else reads: what is not zero was kept and above
+    zero.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:

@@ -3,8 +3,8 @@
 Adding token by token into a table in bf16 rounds each time: a token that comes a thousand times loses up to half of its
 gradient; and on a GPU additions come in the order of its threads, also in fp32. So the tokens' gradients are summed in
 fp32 over the distinct tokens alone, in an order that does not change, and rounded once. Adding row by row in fp32 on a
-CPU does just that. On a GPU sums of eight are formed, of those again, until there is one a token; which eight, the host has
-worked out from the ids that it has sent there.
+CPU does just that. On a GPU sums of eight are formed, of those again, until there is one a token; which eight, the host
+has worked out from the ids that it has sent there.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class TokenSums:
     """Which tokens are summed together, and which of those sums again.
 
     Args:
-        distinct: (n,) int32, the tokens that occur. levels: (sums x 8,) int32 each, the terms of each sum: numbers of the
-            tokens, or of the sums of the level before; one more than there are for none. The last has n sums.
+        distinct: (n,) int32, the tokens that occur. levels: (sums x 8,) int32 each, the terms of each sum: numbers of
+            the tokens, or of the sums of the level before; one more than there are for none. The last has n sums.
     """
 
     distinct: Tensor
@@ -78,7 +78,9 @@ class TokenSums:
         return cls(sent[0], tuple(sent[1:]))
 
     def add_to(self, table: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Add to the table (V, D) the gradients (N, D) of each micro-batch. Memory: of a slab of columns, all terms and sums."""
+        """Add to the table (V, D) the gradients (N, D) of each micro-batch. Memory: of a slab of columns, all terms and
+        sums.
+        """
         width = max(1, traits_of(table.device).summed // max(len(level) for level in self.levels))
         wide = torch.promote_types(gradients[0].dtype, torch.float32)
         for first in range(0, table.shape[1], width):

@@ -1,8 +1,8 @@
 """A model to and from a Hugging Face folder.
 
-Two translations: names of tensors, and `config.json`, which `formats.shape_file` reads. Tensors pass one by one, so that
-neither way needs more memory than the model and a piece of one tensor. Read are T5 1.0, T5 1.1, Flan, mT5, UMT5, ByT5 and
-CodeT5, in one file or in shards; what is written loads in `AutoModelForSeq2SeqLM` as it is.
+Two translations: names of tensors, and `config.json`, which `formats.shape_file` reads. Tensors pass one by one, so
+that neither way needs more memory than the model and a piece of one tensor. Read are T5 1.0, T5 1.1, Flan, mT5, UMT5,
+ByT5 and CodeT5, in one file or in shards; what is written loads in `AutoModelForSeq2SeqLM` as it is.
 
 Source: transformers 5.23 and 4.57, models t5, mt5, umt5.
 """
@@ -47,8 +47,8 @@ _FREE_FIELDS = {"dropout_rate", "initializer_factor"}  # They are choices of a t
 
 
 def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
-    """What the matrices of a folder are stored as, read from the tensors themselves; float32 where that differs, as in the
-    fp16 folders of transformers, which keeps `wo` in fp32.
+    """What the matrices of a folder are stored as, read from the tensors themselves; float32 where that differs, as in
+    the fp16 folders of transformers, which keeps `wo` in fp32.
 
     Raises:
         UserError: no readable weights.
@@ -113,16 +113,19 @@ def load(
 
     Args:
         folder: holds `config.json` and `model.safetensors`, or shards of it with an index.
-        dtype: what the weights become; norms and bias tables are fp32 always. int8, int4: frozen, see `model.quantization`.
+        dtype: what the weights become; norms and bias tables are fp32 always. int8, int4: frozen, see
+            `model.quantization`.
         device: where they go.
-        expect: the shape that the checkpoint must have; the model keeps this configuration. None: any. Its vocabulary may be
-            larger: the tables then get new rows.
+        expect: the shape that the checkpoint must have; the model keeps this configuration. None: any. Its vocabulary
+            may be larger: the tables then get new rows.
         allocate: gives a model on "meta" its weights, not filled yet; None: all lie in memory on `device`.
         allow_pickle: whether pickled weights are read (by torch's weights-only loader) where there are no others.
         filling: a context around the filling of each weight, where `allocate` has given it a place outside of memory.
-        seed: of a head over labels that `expect` has and the folder has not, or has for other labels, and of new rows of the tables.
+        seed: of a head over labels that `expect` has and the folder has not, or has for other labels, and of new rows
+            of the tables.
         pieces: of each new token, its tokens before: it begins as their mean, or at random where there are none.
-        maps: on a CPU, whether weights that are stored in their dtype stay in their file, mapped: of models that do not learn.
+        maps: on a CPU, whether weights that are stored in their dtype stay in their file, mapped: of models that do not
+            learn.
     Raises:
         UserError: missing, broken or foreign files; another shape than expected.
     Memory: the model, and a chunk of one tensor (4 MiB); what is mapped is no anonymous memory.
@@ -190,8 +193,9 @@ def _fill(model: T5, stored: TensorFolder, sources: Mapping[str, str], filling: 
 
 
 def _new_rows(stored: TensorFolder, name: str, pieces: Mapping[int, Sequence[int]], seed: int) -> Tensor:
-    """The first values of new rows of a table, in their order: the mean of each token's pieces, or drawn with the mean and
-    deviation of the rows before them, which the pieces are among. Memory: the new rows and those of the pieces."""
+    """The first values of new rows of a table, in their order: the mean of each token's pieces, or drawn with the mean
+    and deviation of the rows before them, which the pieces are among. Memory: the new rows and those of the pieces.
+    """
     count = min(pieces)
     ids = torch.tensor(sorted({piece for each in pieces.values() for piece in each}), dtype=torch.long)
     rows_of_pieces: list[Tensor] = []

@@ -1,16 +1,16 @@
 """Frozen matrices in four bits a weight.
 
-A row is cut into groups of 64 numbers. Each number becomes one of sixteen levels times its group's scale. The levels are
-those that lose least of normally distributed weights when a group is divided by its number of the largest magnitude, with
-its sign: so one end of the levels is enough, 0 and 1 are among them, and the fifteenth level is not spent on -1. The scale
-is then the one that fits best in squares. Of N(0, 1) this loses 8.5% in the root of the mean square, where NF4 with
-absolute maxima loses 9.2% and whole numbers from -7 to 7 lose 10.8%, all at 4.25 bits.
+A row is cut into groups of 64 numbers. Each number becomes one of sixteen levels times its group's scale. The levels
+are those that lose least of normally distributed weights when a group is divided by its number of the largest
+magnitude, with its sign: so one end of the levels is enough, 0 and 1 are among them, and the fifteenth level is not
+spent on -1. The scale is then the one that fits best in squares. Of N(0, 1) this loses 8.5% in the root of the mean
+square, where NF4 with absolute maxima loses 9.2% and whole numbers from -7 to 7 lose 10.8%, all at 4.25 bits.
 
-Bytes of a row: 32 a group, of which byte i holds numbers i (low half) and i + 32, then two a group, its scale in bf16. The
-levels are numbers of bf16 too, so a level times a scale is exact in fp32 and rounded once in bf16: the same bits from torch,
-from compiled kernels and on a device.
-Source: Dettmers et al. 2023 (arXiv 2305.14314), NF4; signed maxima and levels by Lloyd's algorithm: Blumenberg et al. 2025
-(arXiv 2505.06653).
+Bytes of a row: 32 a group, of which byte i holds numbers i (low half) and i + 32, then two a group, its scale in bf16.
+The levels are numbers of bf16 too, so a level times a scale is exact in fp32 and rounded once in bf16: the same bits
+from torch, from compiled kernels and on a device.
+Source: Dettmers et al. 2023 (arXiv 2305.14314), NF4; signed maxima and levels by Lloyd's algorithm: Blumenberg et al.
+2025 (arXiv 2505.06653).
 """
 
 from __future__ import annotations
@@ -25,9 +25,23 @@ from devices.kernels.calls import kernels, takes_packed
 from devices.sizes import INT4_GROUP, INT4_GROUP_BYTES, PACKED_ELEMENTS
 
 LEVELS = (
-    -0.859375, -0.66796875, -0.5234375, -0.400390625, -0.291015625, -0.1904296875, -0.09423828125, 0.0,
-    0.087890625, 0.177734375, 0.271484375, 0.373046875, 0.486328125, 0.6171875, 0.77734375, 1.0,
-)  # fmt: skip
+    -0.859375,
+    -0.66796875,
+    -0.5234375,
+    -0.400390625,
+    -0.291015625,
+    -0.1904296875,
+    -0.09423828125,
+    0.0,
+    0.087890625,
+    0.177734375,
+    0.271484375,
+    0.373046875,
+    0.486328125,
+    0.6171875,
+    0.77734375,
+    1.0,
+)
 ALL = slice(None)
 HALF = INT4_GROUP // 2
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # a name for the plan's word; no tensor has it
@@ -63,7 +77,9 @@ def num_groups(columns: int) -> int:
 
 
 def pack_into(packed: Tensor, chunk: Tensor) -> None:
-    """Round rows (n, m) to levels on the host; `packed` gets their bytes. Memory: a few times PACKED_ELEMENTS numbers."""
+    """Round rows (n, m) to levels on the host; `packed` gets their bytes. Memory: a few times PACKED_ELEMENTS
+    numbers.
+    """
     rows = max(1, PACKED_ELEMENTS // chunk.shape[1])
     for target, part in zip(packed.split(rows), chunk.split(rows), strict=True):
         host = torch.empty_like(target, device="cpu")

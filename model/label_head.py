@@ -3,12 +3,12 @@
     sequence:  pool the tokens of a row; dropout, dense, tanh, dropout, out
     token:     each token; dropout, out
 
-Its weights are fp32 whatever the model's are, and so is all that it computes. Linear heads leave out dense, tanh and the
-second dropout.
+Its weights are fp32 whatever the model's are, and so is all that it computes. Linear heads leave out dense, tanh and
+the second dropout.
 
 Shapes: N tokens of all rows end to end, B rows, D d_model, L outputs.
-Source: `T5ClassificationHead` and `T5ForTokenClassification` of transformers; mean pooling before a dense head: Schmirler et al.
-2024 (Nature Communications 15, 7407).
+Source: `T5ClassificationHead` and `T5ForTokenClassification` of transformers; mean pooling before a dense head:
+Schmirler et al. 2024 (Nature Communications 15, 7407).
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor
 
 
 class _RMSNorm(torch.autograd.Function):
-    """y = w * x / sqrt(mean(x^2) + eps). Keeps x and one number a token, where autograd would keep three copies of x."""
+    """y = w * x / sqrt(mean(x^2) + eps). Keeps x and one number a token, where autograd would keep three copies of
+    x.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -94,10 +96,12 @@ _adds_in_place = False
 
 @contextmanager
 def adding_in_place() -> Iterator[None]:
-    """Until the context ends, backward adds to the gradient that a matrix has as part of the product that forms its own.
+    """Until the context ends, backward adds to the gradient that a matrix has as part of the product that forms its
+    own.
 
     That saves a matrix of memory and three passes over it. Hooks of autograd do not see what is added so, hence only
-    inside a blockwise pass, which has none. A flag of the module and not of the thread: on CUDA backward runs in a thread of torch.
+    inside a blockwise pass, which has none. A flag of the module and not of the thread: on CUDA backward runs in a
+    thread of torch.
     """
     global _adds_in_place
     before, _adds_in_place = _adds_in_place, True
@@ -108,7 +112,9 @@ def adding_in_place() -> Iterator[None]:
 
 
 def as_one(parts: Sequence[Tensor], dim: int) -> Tensor | None:
-    """A view of tensors that lie one behind the other along a dimension of one tensor in memory; None where they do not."""
+    """A view of tensors that lie one behind the other along a dimension of one tensor in memory; None where they do
+    not.
+    """
     first, width = parts[0], 0
     for part in parts:
         is_next = part.storage_offset() == first.storage_offset() + width * first.stride(dim)
@@ -176,7 +182,9 @@ def _whole(weights: Sequence[Tensor]) -> Tensor:
 
 
 def trained_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T, differentiable in both; backward sums over tokens in parts where the device adds up no more in one product."""
+    """x W^T, differentiable in both; backward sums over tokens in parts where the device adds up no more in one
+    product.
+    """
     if is_split(x, len(x)):
         return _Product.apply(x, False, weight)  # type: ignore[no-any-return,no-untyped-call]
     return F.linear(x, weight)
@@ -208,8 +216,8 @@ class Linear(nn.Module):
 def joined_product(x: Tensor, linears: Sequence[Linear]) -> Tensor | None:
     """The products of x (N, m) with several matrices in one, their results beside each other.
 
-    None where each goes its own way: on a CPU, where one product gains nothing; matrices with adapters, of another dtype than x,
-    or that do not lie below each other in memory.
+    None where each goes its own way: on a CPU, where one product gains nothing; matrices with adapters, of another
+    dtype than x, or that do not lie below each other in memory.
     """
     weights = [linear.weight for linear in linears]
     forms = {(linear.weight.dtype, linear.weight.requires_grad, linear.adapter) for linear in linears}
@@ -255,7 +263,8 @@ def _longest_row(x: Tensor) -> Tensor:
 class _Fp16Product(torch.autograd.Function):
     """x W^T times `factor` (1,) in fp32, of fp16 x and W, whatever the size of W: by W in rows no longer than 1.
 
-    A number of that product is at most the norm of a row of x (Cauchy-Schwarz), and the gradient keeps its size on its way to x.
+    A number of that product is at most the norm of a row of x (Cauchy-Schwarz), and the gradient keeps its size on its
+    way to x.
     """
 
     @staticmethod
@@ -284,8 +293,8 @@ def _fp16(x: Tensor, factor: Tensor) -> Tensor:
 class FeedForward(nn.Module):
     """wo(act(wi(x))), or wo(act(gate(x)) * wi(x)) where the activation is gated.
 
-    In fp16 what `wo` reads and gives would overflow (transformers 9295, 5651): there it reads numbers that a power of two has
-    brought into range, and gives fp32.
+    In fp16 what `wo` reads and gives would overflow (transformers 9295, 5651): there it reads numbers that a power of
+    two has brought into range, and gives fp32.
     """
 
     def __init__(self, config: T5ModelConfig) -> None:

@@ -21,7 +21,8 @@ from devices.sizes import LOSS_CHUNK_BYTES, loss_chunk_tokens
 from model.quantization import add_product, product, product_back, rows_of
 
 IGNORED = -100  # a label that carries no loss
-# From 32,768 numbers on torch gives each thread a part of a sum (at::internal::GRAIN_SIZE), so that its bits follow their count.
+# From 32,768 numbers on torch gives each thread a part of a sum (at::internal::GRAIN_SIZE), so that its bits follow
+# their count.
 SUMMED_TOKENS = 32_767
 
 
@@ -59,7 +60,8 @@ def _chunk(
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss (C,) of each token, and scale * weight * d loss / d logits (C, V) in the dtype of hidden; without `scale` no
-    such gradient is formed."""
+    such gradient is formed.
+    """
     logits = product(hidden, head)
     if compiled := kernels_for(logits):
         return compiled.chunk_loss(logits, labels, weights, settings.label_smoothing, scale), logits
@@ -77,7 +79,8 @@ def _chunk_loss(
     weights: Tensor | None = None,
 ) -> Tensor:
     """Loss (C,) of each token from (C, V) fp32 logits, which are overwritten: with scale * weight * d loss / d logits,
-    where `scale` is given. IGNORED labels and weights are in the loss."""
+    where `scale` is given. IGNORED labels and weights are in the loss.
+    """
     counted = (labels != IGNORED).float()
     if weights is not None:
         counted = counted * weights
@@ -115,7 +118,8 @@ def loss_and_gradients(
         head: (V, D); of another dtype than hidden it is widened in pieces, once a chunk and way.
         labels: (N,) int64, IGNORED carries no loss.
         scale: factor on the gradient, e.g. 1 / tokens of the effective batch.
-        grad_head: (V, D), added to; None: the head is frozen. Gradients of rows in its place are added to theirs, where open.
+        grad_head: (V, D), added to; None: the head is frozen. Gradients of rows in its place are added to theirs, where
+            open.
         weights: (N,) fp32, any sign: factor on each token's loss and gradient; None: 1 for all.
     Returns:
         loss sum, each token by its weight (a fp32 scalar, not scaled) and the gradient of hidden (N, D).
@@ -151,7 +155,9 @@ def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSet
 
 
 class MeanLoss(torch.autograd.Function):
-    """The mean loss over valid tokens as one autograd node, for users of `T5.forward`; arguments hidden, head, labels, settings."""
+    """The mean loss over valid tokens as one autograd node, for users of `T5.forward`; arguments hidden, head, labels,
+    settings.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:

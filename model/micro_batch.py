@@ -15,7 +15,9 @@ from model.rows import Rows
 
 
 class Side(NamedTuple):
-    """What encoder or decoder reads: ids (N,) on the device, and on the host where they were kept there; their layout."""
+    """What encoder or decoder reads: ids (N,) on the device, and on the host where they were kept there; their
+    layout.
+    """
 
     ids: Tensor
     rows: Rows
@@ -29,11 +31,12 @@ class MicroBatch:
     Args:
         input_ids: (N,) int64 encoder tokens of all rows.
         decoder_ids: (N',) int64, what the decoder reads.
-        labels: int64, what it should write, of the tokens of `label_rows`. With a head over labels, those of rows (B,) or of
-            tokens without padding: classes, or numbers with nan where there is none.
-        source, target: the layout of both; of dense rows, a group of target rows has the answers of a group of source rows.
-        answers: target rows of one source row; the first answers of all rows come before the second ones. Dense rows lie with
-            the answers of one source row side by side.
+        labels: int64, what it should write, of the tokens of `label_rows`. With a head over labels, those of rows (B,)
+            or of tokens without padding: classes, or numbers with nan where there is none.
+        source, target: the layout of both; of dense rows, a group of target rows has the answers of a group of source
+            rows.
+        answers: target rows of one source row; the first answers of all rows come before the second ones. Dense rows
+            lie with the answers of one source row side by side.
         host_ids: encoder and decoder tokens where the program runs; None: where they are, or nobody needs them there.
         reference: (B answers,) log-probability of each answer under a reference model; None: not known or not needed.
     """
@@ -87,7 +90,9 @@ class MicroBatch:
 
     @cached_property
     def encoder_output_rows(self) -> Rows:
-        """The layout of the encoder output as the decoder sees it: of rows end to end once for each answer, fillers last."""
+        """The layout of the encoder output as the decoder sees it: of rows end to end once for each answer, fillers
+        last.
+        """
         if not self._repeats_output:
             return self.source
         keys = None if self.source.keys is None else self.source.keys.repeat(self.answers)
@@ -109,7 +114,9 @@ class MicroBatch:
 
 
 def label_rows(target: Rows) -> Rows:
-    """The layout of the labels of target rows: end to end, without padding, filled up to one of few numbers of tokens."""
+    """The layout of the labels of target rows: end to end, without padding, filled up to one of few numbers of
+    tokens.
+    """
     if not target.groups:
         return target
     return Rows(target.lengths, target.keys, padded_size(target.row_tokens) - target.row_tokens)

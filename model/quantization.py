@@ -1,15 +1,15 @@
 """Frozen matrices in one byte a weight, and products of narrow weights.
 
-Symmetric int8 with one scale a row, which is an output channel of a matrix and a token of a table: row i is scale_i times
-whole numbers from -127 to 127. Nothing learns in int8: such weights are frozen, under adapters or for answering. A model in
-int4 has the matrices of its blocks in half of that (`model.int4`), its tables in int8: they lose more and are few.
-A product widens one matrix at a time to the dtype of the activations and applies the scales of int8 to the result, which is
-smaller than the matrix. (torch's own int8 products, `_int_mm` and `_weight_int8pack_mm`, take ten times as long as this
-on a CPU without VNNI.)
+Symmetric int8 with one scale a row, which is an output channel of a matrix and a token of a table: row i is scale_i
+times whole numbers from -127 to 127. Nothing learns in int8: such weights are frozen, under adapters or for answering.
+A model in int4 has the matrices of its blocks in half of that (`model.int4`), its tables in int8: they lose more and
+are few. A product widens one matrix at a time to the dtype of the activations and applies the scales of int8 to the
+result, which is smaller than the matrix. (torch's own int8 products, `_int_mm` and `_weight_int8pack_mm`, take ten
+times as long as this on a CPU without VNNI.)
 
 Shapes: n rows, m columns, N tokens.
-Source: per-channel absmax quantization, Jacob et al. 2018 (arXiv 1712.05877); frozen under adapters: Dettmers et al. 2023
-(arXiv 2305.14314).
+Source: per-channel absmax quantization, Jacob et al. 2018 (arXiv 1712.05877); frozen under adapters: Dettmers et al.
+2023 (arXiv 2305.14314).
 """
 
 from __future__ import annotations
@@ -103,12 +103,14 @@ def fill_quantized(
 ) -> None:
     """Give a model made on the meta device its weights: matrices and tables quantized, norms and position bias in fp32.
 
-    Every matrix gets its memory before the first chunk is read, and all chunks are rounded in one place. Taken in turns, a
-    matrix takes the memory that a chunk has freed, the next chunk finds none, and malloc ends up holding another model.
+    Every matrix gets its memory before the first chunk is read, and all chunks are rounded in one place. Taken in
+    turns, a matrix takes the memory that a chunk has freed, the next chunk finds none, and malloc ends up holding
+    another model.
 
     Args:
         chunks: name of a weight -> its rows, in pieces; what is not named stays as it is. dtype: one of QUANTIZED.
-        filling: a context in which a weight is in memory to be filled. Matrices that are quantized already have their place.
+        filling: a context in which a weight is in memory to be filled. Matrices that are quantized already have their
+            place.
     Memory: the quantized model and one chunk.
     """
     for name, weight in list(model.named_parameters()):
@@ -126,7 +128,9 @@ def fill_quantized(
 
 
 def quantize_model(model: nn.Module) -> None:
-    """Turn the matrices and tables of a loaded model into int8, one by one. Memory: one int8 matrix beside the model."""
+    """Turn the matrices and tables of a loaded model into int8, one by one. Memory: one int8 matrix beside the
+    model.
+    """
     for name, weight in list(model.named_parameters()):
         if is_matrix(name, weight.shape):
             rows, columns = weight.shape
@@ -165,7 +169,9 @@ def scale_of(weight: Tensor) -> Tensor:
 
 
 def dequantize(weight: Tensor, dtype: torch.dtype, rows: slice | Tensor = ALL) -> Tensor:
-    """Rows of a weight in a float dtype: (n, m) of all, or those asked for; a weight that is not quantized is only cast."""
+    """Rows of a weight in a float dtype: (n, m) of all, or those asked for; a weight that is not quantized is only
+    cast.
+    """
     part = _widened(weight, dtype, rows)
     return part.mul_(scale_of(weight)[rows].to(dtype).unsqueeze(-1)) if is_int8(weight) else part
 
@@ -214,8 +220,8 @@ _few_rows = False
 def few_rows() -> Iterator[None]:
     """Until the context ends, products are of few rows, as when answers are written.
 
-    Where there are compiled kernels, each weight is then read once, and a row's result is the same bits whatever rows are
-    beside it. In training both would cost more than they give.
+    Where there are compiled kernels, each weight is then read once, and a row's result is the same bits whatever rows
+    are beside it. In training both would cost more than they give.
     """
     global _few_rows
     before, _few_rows = _few_rows, True
@@ -228,7 +234,8 @@ def few_rows() -> Iterator[None]:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T: (N, m) -> (N, n), without a graph for W. Memory: weights of another dtype are widened, on a CPU in pieces.
 
-    A piece stays in cache and in malloc's heap: a wide copy of all is written to memory that the system clears each time.
+    A piece stays in cache and in malloc's heap: a wide copy of all is written to memory that the system clears each
+    time.
     """
     y = _product(x, weight)
     if (rows := rows_of(weight)) is not None:
@@ -282,7 +289,9 @@ def _product_back(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def _back_by_columns(grad: Tensor, weight: Tensor) -> Tensor:
-    """`product_back` of int4, whose scales have no place in `grad`: pieces of columns are summed once, not added in bf16."""
+    """`product_back` of int4, whose scales have no place in `grad`: pieces of columns are summed once, not added in
+    bf16.
+    """
     rows, columns = shape_of(weight)
     x, step = grad.new_empty(len(grad), columns), max(1, WIDENED_ELEMENTS // (rows * INT4_GROUP))
     for first in range(0, num_groups(columns), step):
@@ -307,8 +316,9 @@ def is_split(x: Tensor, terms: int) -> bool:
 
 
 def _pieces(weight: Tensor) -> list[slice]:
-    """The rows of a matrix that a product widens at a time: all of them where there is no cache to stay in, but no more than
-    the device adds up."""
+    """The rows of a matrix that a product widens at a time: all of them where there is no cache to stay in, but no more
+    than the device adds up.
+    """
     traits = traits_of(weight.device)
     widest = max(LEAST_WIDENED, WIDENED_ELEMENTS // shape_of(weight)[1])  # x is read, or added to, once a piece.
     rows = widest if traits.is_host else traits.terms_of_sums(len(weight))

@@ -149,7 +149,9 @@ class Attention(nn.Module):
 
 
 class PositionBias(nn.Module):
-    """A learned number per head and bucket of distances, added to the scores; it also hides the future from a decoder."""
+    """A learned number per head and bucket of distances, added to the scores; it also hides the future from a
+    decoder.
+    """
 
     def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
         super().__init__()

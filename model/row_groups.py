@@ -1,7 +1,7 @@
 """Which rows of a micro-batch are padded to one length and lie side by side, on devices without compiled kernels.
 
-Rows of like length share a group, so that little is padded, and groups lie end to end, so that all but attention sees one long
-list of tokens. Nothing here imports torch: the plan counts padded tokens by the same function.
+Rows of like length share a group, so that little is padded, and groups lie end to end, so that all but attention sees
+one long list of tokens. Nothing here imports torch: the plan counts padded tokens by the same function.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def padded_size(tokens: int, few_shapes: bool = False) -> int:
 
 
 def tile_sizes(rows: int, queries: int, keys: int, heads: int, scores: int) -> tuple[int, int]:
-    """Rows of a group that attend at once, and of each so many queries: of at most `scores` scores, if they are not too few.
+    """Rows of a group that attend at once, and of each so many queries: of at most `scores` scores, if they are not too
+    few.
 
     Args:
         rows, queries, keys: of the group, with padding.

@@ -1,9 +1,9 @@
 """The rows of a micro-batch in memory.
 
-Token tensors have the shape (N, D): everything but attention works on single tokens. Where compiled kernels attend, rows lie end
-to end without padding. Elsewhere they are dense: rows of like length form a group, padded to one length, and groups lie end to
-end, so that a group is a view (rows, length, D) of its tokens (`model.row_groups`). Last come tokens that belong to no row, so
-that products meet few sizes.
+Token tensors have the shape (N, D): everything but attention works on single tokens. Where compiled kernels attend,
+rows lie end to end without padding. Elsewhere they are dense: rows of like length form a group, padded to one length,
+and groups lie end to end, so that a group is a view (rows, length, D) of its tokens (`model.row_groups`). Last come
+tokens that belong to no row, so that products meet few sizes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Rows:
 
     Args:
         lengths: tokens of each row, B numbers, each at least 1.
-        keys: (B,) int64 on the host, one random number a row, from which what is dropped follows. None: no dropout is possible.
+        keys: (B,) int64 on the host, one random number a row, from which what is dropped follows. None: no dropout is
+            possible.
         filler: tokens at the end that belong to no row: nothing attends to them, no label judges them.
         groups: how rows lie padded side by side; empty: they lie end to end without padding.
     Memory: indices are made when first asked for and live as long as the rows: 8 bytes a token each.
@@ -155,8 +156,8 @@ def dense_sides(
 
     Args:
         sources: tokens of B rows.
-        targets: tokens of their answers: of the first answer of each row, of the second, ... The answers of a row lie beside
-            each other.
+        targets: tokens of their answers: of the first answer of each row, of the second, ... The answers of a row lie
+            beside each other.
         keys: (B,) of the rows.
         few_shapes: whether libraries of the device keep something for each number of tokens or rows.
     """

@@ -22,8 +22,21 @@ from settings.fields import AUTO
 
 Stack = Literal["encoder", "decoder"]
 Role = Literal[
-    "embedding", "head", "norm", "bias table", "q", "k", "v", "o", "gate", "wi", "wo", "adapter", "label head", "label bias"
-]  # fmt: skip
+    "embedding",
+    "head",
+    "norm",
+    "bias table",
+    "q",
+    "k",
+    "v",
+    "o",
+    "gate",
+    "wi",
+    "wo",
+    "adapter",
+    "label head",
+    "label bias",
+]
 ENCODER: Stack = "encoder"
 DECODER: Stack = "decoder"
 STACKS = (ENCODER, DECODER)

@@ -82,11 +82,12 @@ class Block(nn.Module):
         dtype: torch.dtype | None = None,
         graph_only: bool = False,
     ) -> Tensor:
-        """x (N, D) of `dropout.rows`, bias as of `PositionBias` unless the block has its own, encoder_output (N', D) for a decoder -> (N, D).
+        """x (N, D) of `dropout.rows`, bias as of `PositionBias` unless the block has its own, encoder_output (N', D)
+        for a decoder -> (N, D).
 
         Args:
-            dtype: of products; None: that of x. graph_only: the block is recomputed for backward alone: what only its result
-                needs is left out.
+            dtype: of products; None: that of x. graph_only: the block is recomputed for backward alone: what only its
+                result needs is left out.
         """
         rows, drop = dropout.rows, dropout.at(self.site)
         bias = self.bias(rows.longest) if self.bias is not None else bias
@@ -151,8 +152,8 @@ class T5(nn.Module):
 
     Args:
         config: its shape.
-        device, dtype: where and as what the weights are made; norms, bias tables and label heads are always fp32. Made, not filled:
-            call `initialise` or load a checkpoint.
+        device, dtype: where and as what the weights are made; norms, bias tables and label heads are always fp32. Made,
+            not filled: call `initialise` or load a checkpoint.
     Memory: the weights.
     """
 
@@ -197,7 +198,9 @@ class T5(nn.Module):
 
     @property
     def float_dtype(self) -> torch.dtype:
-        """What the model computes in where no weight store widens its weights: their dtype, fp32 where they are int8."""
+        """What the model computes in where no weight store widens its weights: their dtype, fp32 where they are
+        int8.
+        """
         return torch.float32 if is_int8(self.embedding) else self.embedding.dtype
 
     @torch.no_grad()
@@ -237,7 +240,9 @@ class T5(nn.Module):
         return deviations.get(role, c.d_model**-0.5) * c.initializer_factor
 
     def shift_right(self, labels: Tensor) -> Tensor:
-        """Decoder input for labels (B, T): the start token, then all labels but the last; ignored labels become padding."""
+        """Decoder input for labels (B, T): the start token, then all labels but the last; ignored labels become
+        padding.
+        """
         c = self.config
         shifted = labels.roll(1, 1)
         shifted[:, 0] = c.start_token_id
@@ -294,8 +299,8 @@ class T5(nn.Module):
         Args:
             input_ids: (B, S) int64.
             attention_mask: (B, S), ones and then zeros in each row; None: no padding.
-            labels: (B, T) int64, -100 where no loss is wanted. With a head over labels (B,) or (B, S): int64, or numbers, nan
-                where no loss is wanted.
+            labels: (B, T) int64, -100 where no loss is wanted. With a head over labels (B,) or (B, S): int64, or
+                numbers, nan where no loss is wanted.
         Returns:
             a fp32 scalar.
         """

@@ -63,7 +63,9 @@ Read = Callable[[dict[str, Any], Texts, GenerateConfig], AnyAsked]
 
 @dataclass
 class Flow:
-    """The answers of one request, and what is new of them; for a client that reads slowly no more is kept than their text."""
+    """The answers of one request, and what is new of them; for a client that reads slowly no more is kept than their
+    text.
+    """
 
     answers: list[Answer] = field(default_factory=list)
     _new: dict[int, Update] = field(default_factory=dict)
@@ -168,7 +170,8 @@ class Api:
     async def computed(
         self, rows: Sequence[Row], lengths: Sequence[int], work: Callable[[list[Row]], list[Result]]
     ) -> list[Result]:
-        """What the engine's thread makes of the texts of a request, in parts of about as many tokens as one prompt may have.
+        """What the engine's thread makes of the texts of a request, in parts of about as many tokens as one prompt may
+        have.
 
         Args:
             lengths: of the texts in tokens.
@@ -238,7 +241,9 @@ class Api:
         return flow
 
     def retry_headers(self, status: int) -> dict[str, str] | None:
-        """To whom there is no room for now, when a request is worth another try: what the queue takes at the speed so far."""
+        """To whom there is no room for now, when a request is worth another try: what the queue takes at the speed so
+        far.
+        """
         if status != 429:
             return None
         meters = self.engine.meters
@@ -406,7 +411,10 @@ def _reserve(api: Api, texts: int, fixed: int, size: int, held: Reservation) -> 
     most = api.memory.total_bytes
     if size > most:
         fitting = int(texts * max(0, most - fixed) / (size - fixed))
-        text = f"input, are {texts} texts; {fitting} like these fit into the memory of a request here; send fewer at a time"
+        text = (
+            f"input, are {texts} texts; {fitting} like these fit into the memory of a request here; send fewer at "
+            f"a time"
+        )
         raise Refused(413, text, "input")
     held.take(size)
 

@@ -1,9 +1,10 @@
 """Requests in OpenAI's words become prompts and settings; what is wrong is named by its field.
 
-What would change an answer and is not done here is refused; what changes none is ignored, and so are fields of other servers and
-clients that are not known here, which are reported.
+What would change an answer and is not done here is refused; what changes none is ignored, and so are fields of other
+servers and clients that are not known here, which are reported.
 
-Source: OpenAI's API reference, chat completions, completions and embeddings; the extra parameters of vLLM, llama.cpp and Ollama.
+Source: OpenAI's API reference, chat completions, completions and embeddings; the extra parameters of vLLM, llama.cpp
+and Ollama.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ LABEL_BYTES = 256  # of a label and its probability, in Python and in JSON
 NUMBER_BYTES = 128  # of a number of the vector that is being sent, in Python and in JSON
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
-# Fields of an assistant's turn in place of its text, which is null then; a replayed turn of this kind is an empty one here.
+# Fields of an assistant's turn in place of its text, which is null then; a replayed turn of this kind is an empty one
+# here.
 WORDLESS = ("tool_calls", "function_call", "refusal")
 # Tables that hold further fields, which count as fields of the request.
 HOLDERS = ("extra_body", "chat_template_kwargs")
@@ -55,7 +57,8 @@ TAKEN = (
     *("messages", "prompt", "input", "input_txt", "history", "temperature", "top_p", "top_k", "repetition_penalty"),
     *("no_repeat_ngram_size", "stop", "stream", "stream_options", "n", "encoding_format", "dimensions"),
 )
-# Fields that change no answer here: about the client, the account, caches, speed, and reasoning that this model has none of.
+# Fields that change no answer here: about the client, the account, caches, speed, and reasoning that this model has
+# none of.
 IGNORED = frozenset(
     [
         "model",
@@ -162,7 +165,8 @@ class AskedVectors:
     """One request for vectors.
 
     Args:
-        rows: as `Embedder.tokens` gives them, their ids packed. is_base64: whether numbers are sent so. unknown: fields that were ignored.
+        rows: as `Embedder.tokens` gives them, their ids packed. is_base64: whether numbers are sent so. unknown: fields
+            that were ignored.
     """
 
     rows: tuple[PackedTokens, ...]
@@ -175,7 +179,9 @@ class AskedVectors:
         return sum(len(ids) for ids, _ in self.rows)
 
     def held_bytes(self, width: int) -> int:
-        """What the request holds until it is answered: ids and vectors, and the numbers of one vector in Python and in JSON."""
+        """What the request holds until it is answered: ids and vectors, and the numbers of one vector in Python and in
+        JSON.
+        """
         # Token ids of 4 bytes, and of prepared texts the place of each in 8.
         return OPEN_BYTES + TOKEN_BYTES * self.tokens + len(self.rows) * (ROW_BYTES + 4 * width) + NUMBER_BYTES * width
 

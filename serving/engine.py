@@ -1,9 +1,9 @@
 """Continuous batching: one thread has the model, and between two steps answers join and leave.
 
-Answers wait in their order. Before each step the first one joins if a row and the tokens it may need are free: its prompt is
-read alone, one prompt a step, so that those being written never wait for more than one. An answer that ends, or that
-nobody waits for any more, leaves at the next step. Nothing of an answer depends on the rows beside it. Between steps the same thread computes the vectors of
-texts, one request at a time; of an encoder it does nothing else.
+Answers wait in their order. Before each step the first one joins if a row and the tokens it may need are free: its
+prompt is read alone, one prompt a step, so that those being written never wait for more than one. An answer that ends,
+or that nobody waits for any more, leaves at the next step. Nothing of an answer depends on the rows beside it. Between
+steps the same thread computes the vectors of texts, one request at a time; of an encoder it does nothing else.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Capacity:
     """What may be written at once by rows that come and go.
 
     Args:
-        rows: most answers. tokens: of their prompts and answers together, each padded to the longest. parts: component -> bytes, at the highest.
+        rows: most answers. tokens: of their prompts and answers together, each padded to the longest. parts: component
+            -> bytes, at the highest.
     """
 
     rows: int

@@ -48,9 +48,11 @@ class Model:
         Args:
             memory_budget: such as "2G", or bytes, for the whole process; None: as the settings say, else what is free.
         Returns:
-            texts; of a model with a head over labels the columns that `generate` writes, such as {"label": ..., "probabilities": ...}.
+            texts; of a model with a head over labels the columns that `generate` writes, such as {"label": ...,
+            "probabilities": ...}.
         Raises:
-            UserError: the folder is not usable, or gives no answers. DoesNotFit: the budget does not hold the model or an answer.
+            UserError: the folder is not usable, or gives no answers. DoesNotFit: the budget does not hold the model or
+                an answer.
             OverBudget: all was answered, and took more.
         """
         loaded = self._load("generate", memory_budget)
@@ -60,7 +62,8 @@ class Model:
         return [row[ANSWER] for row in columns] if isinstance(self._answering, Written) else columns
 
     def embed(self, texts: Sequence[str], memory_budget: str | int | None = None) -> list[NDArray[np.float32]]:
-        """The vector of each text, in their order, as `embed` computes it: the mean of the encoder's last hidden states.
+        """The vector of each text, in their order, as `embed` computes it: the mean of the encoder's last hidden
+        states.
 
         Args:
             memory_budget: as of `answer`.

@@ -1,7 +1,8 @@
 """Answers leave in pieces, and what a request holds is given back when the last of them has left.
 
-A client that does not read would otherwise leave its whole answer in this process: a server takes what it is given to send, and
-counts the request as done. Here the next piece waits for the one before; `common.web.listening` closes a connection that takes none.
+A client that does not read would otherwise leave its whole answer in this process: a server takes what it is given to
+send, and counts the request as done. Here the next piece waits for the one before; `common.web.listening` closes a
+connection that takes none.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def held_by(request: Request) -> Reservation:
 
 
 async def _send_in_pieces(send: Send, message: Message) -> None:
-    """Send one message of ASGI; the end is a message of its own, which the server sends when everything before has left."""
+    """Send one message of ASGI; the end is a message of its own, which the server sends when everything before has
+    left.
+    """
     if message["type"] != "http.response.body":
         await send(message)
         return

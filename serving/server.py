@@ -70,7 +70,9 @@ def serve(config: Config) -> None:
 
 @contextmanager
 def _ending_is_success(server: Server) -> Iterator[None]:
-    """uvicorn ends at SIGTERM and SIGINT, and raises the signal anew behind that; here it has done all that it should."""
+    """uvicorn ends at SIGTERM and SIGINT, and raises the signal anew behind that; here it has done all that it
+    should.
+    """
 
     def end(number: int, frame: object) -> None:
         server.should_exit = True
@@ -96,7 +98,8 @@ def api_of(
     """Everything behind the addresses, made of a loaded model; its engine does not run yet.
 
     Args:
-        data: how texts are read, and how long prompts may be. generate: how tokens are chosen where a request says nothing.
+        data: how texts are read, and how long prompts may be. generate: how tokens are chosen where a request says
+            nothing.
         rows: most answers at once. name_given: by which requests may name the model, beside the name of its folder.
         system_prompt: instructions where a request has none. seed: of requests that name none.
     Raises:
@@ -203,12 +206,18 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
         say(
             "capacity: {rows} concurrent answers, {tokens} tokens of prompts and answers (at most {longest} each, "
             "{prompt} + {answer}); queue of {waiting}",
-            rows=capacity.rows, tokens=f"{capacity.tokens:,}", longest=capacity.tokens // (longest + new), prompt=longest,
-            answer=new, waiting=api.engine.queue_limit,
+            rows=capacity.rows,
+            tokens=f"{capacity.tokens:,}",
+            longest=capacity.tokens // (longest + new),
+            prompt=longest,
+            answer=new,
+            waiting=api.engine.queue_limit,
         ),
         say(
             "memory: {planned} planned of {budget}: {parts}",
-            planned=format_size(sum(capacity.parts.values())), budget=format_size(trained.budget.limit()), parts=parts,
+            planned=format_size(sum(capacity.parts.values())),
+            budget=format_size(trained.budget.limit()),
+            parts=parts,
         ),
-    ]  # fmt: skip
+    ]
     return [*lines, *key]

@@ -257,7 +257,9 @@ def _label_score_problem(best: str, labels: str) -> str:
 
 
 def _answer_score_problem(best: str, metrics: MetricsConfig, num_answers: int) -> str:
-    """What is wrong with a `metric_for_best` of a model that writes text; empty: nothing, or it is one of the user's own."""
+    """What is wrong with a `metric_for_best` of a model that writes text; empty: nothing, or it is one of the user's
+    own.
+    """
     figure = _without_set(best)
     is_score = figure in SCORES or RANKED.fullmatch(figure) is not None
     formed = (*score_words(metrics.metrics), *ranked_words(metrics.metrics, num_answers))
@@ -287,14 +289,18 @@ def _without_set(best: str) -> str:
 
 
 def score_words(metrics: str) -> list[str]:
-    """The scores that a value of `--metrics` names, in small letters, known or not; `rouge` means its four, auto all."""
+    """The scores that a value of `--metrics` names, in small letters, known or not; `rouge` means its four, auto
+    all.
+    """
     groups = {"rouge": ROUGE, AUTO: SCORES}
     words = [word.strip().lower() for word in metrics.split(",") if word.strip()]
     return [name for word in words for name in groups.get(word, (word,))]
 
 
 def ranked_words(metrics: str, num_answers: int) -> list[str]:
-    """The scores of several answers that evaluations form: those of `--metrics`; auto: at 5, at 10 and at `--num_answers`."""
+    """The scores of several answers that evaluations form: those of `--metrics`; auto: at 5, at 10 and at
+    `--num_answers`.
+    """
     if metrics != AUTO:
         return list(dict.fromkeys(filter(RANKED.fullmatch, score_words(metrics))))
     depths = [depth for depth in sorted({5, 10, num_answers}) if 1 < depth <= num_answers]

@@ -1,9 +1,10 @@
 """Every setting once: default, kind, unit, range, one line of help, and whether it is fixed for a run.
 
-Users change a default in `config.py`, which shows the same classes with plain values (`settings/edits.py` reads it), name values in a
-YAML or JSON file (`--config=FILE`), or give them as flags; `settings/precedence.py` has the order. `settings.loading.load` returns a
-checked `Config`; nothing else builds one from outside input, and nothing changes one: `config.changed(seed=7)` is another.
-Groups only sort the settings for readers: names are unique across groups, so flags are flat.
+Users change a default in `config.py`, which shows the same classes with plain values (`settings/edits.py` reads it),
+name values in a YAML or JSON file (`--config=FILE`), or give them as flags; `settings/precedence.py` has the order.
+`settings.loading.load` returns a checked `Config`; nothing else builds one from outside input, and nothing changes one:
+`config.changed(seed=7)` is another. Groups only sort the settings for readers: names are unique across groups, so flags
+are flat.
 """
 
 from __future__ import annotations
@@ -118,23 +119,30 @@ class T5ModelConfig:
     eos_token_id: int = defining(1, "id of the end-of-sequence token", low=0)
     decoder_start_token_id: int | None = defining(None, "id of the first decoder token; none: pad_token_id", low=0)
     head: str = defining(
-        "text", "what the model gives: text, or an encoder's sequence label, token labels, or none (hidden states only)",
+        "text",
+        "what the model gives: text, or an encoder's sequence label, token labels, or none (hidden states only)",
         choices=tuple(MODEL_HEADS),
-    )  # fmt: skip
+    )
     labels: str | Auto = defining(
-        AUTO, "labels of the head: regression, a number of classes, or their names separated by commas; auto: those of the data",
+        AUTO,
+        "labels of the head: regression, a number of classes, or their names separated by commas; auto: those of the "
+        "data",
         needs="head=sequence|token",
-    )  # fmt: skip
+    )
     pooling: str | Auto = defining(
-        AUTO, "which tokens a sequence head reads: their mean, the first, or the last; auto: mean, with a decoder last",
+        AUTO,
+        "which tokens a sequence head reads: their mean, the first, or the last; auto: mean, with a decoder last",
         choices=("mean", "first", "last"),
         needs="head=sequence",
-    )  # fmt: skip
+    )
     head_kind: str | Auto = defining(
-        AUTO, "layers of the head: dense (dropout, dense, tanh, dropout, out) or linear (dropout, out); auto: dense for sequence, "
-        "linear for token", choices=("dense", "linear"),
+        AUTO,
+        "layers of the head: dense (dropout, dense, tanh, dropout, out) or linear (dropout, out); auto: dense for "
+        "sequence, "
+        "linear for token",
+        choices=("dense", "linear"),
         needs="head=sequence|token",
-    )  # fmt: skip
+    )
 
     @property
     def is_text(self) -> bool:
@@ -177,7 +185,9 @@ class T5ModelConfig:
 
     @property
     def num_labels(self) -> int:
-        """Outputs of a head over labels: one per class, one of a regression, 2 while the labels are not known; 0 without such a head."""
+        """Outputs of a head over labels: one per class, one of a regression, 2 while the labels are not known; 0
+        without such a head.
+        """
         if not MODEL_HEADS[self.head].has_labels:
             return 0
         return 1 if are_numbers(self.labels) else len(self.label_names) or 2
@@ -210,7 +220,8 @@ class DataConfig(Noting):
 
     train_file: str | None = defining(
         None,
-        "file, folder, glob or address (s3://, hf://OWNER/NAME) to train on, or several separated by commas; none: the built-in sample",
+        "file, folder, glob or address (s3://, hf://OWNER/NAME) to train on, or several separated by commas; none: "
+        "the built-in sample",
     )
     validation_file: str | None = defining(
         None, "evaluation data, several sets by name: news=a.jsonl,law=b.jsonl; none: one row in a hundred is held out"
@@ -226,10 +237,13 @@ class DataConfig(Noting):
         needs=ON_LABELS,
     )
     prepare_text: str = defining(
-        "none", "preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold> in front) "
-        "or ankh (each letter encoded separately)", choices=("none", "prott5", "prostt5", "ankh"),
+        "none",
+        "preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also "
+        "<AA2fold> in front) "
+        "or ankh (each letter encoded separately)",
+        choices=("none", "prott5", "prostt5", "ankh"),
         needs=ON_TEXT,
-    )  # fmt: skip
+    )
     prompt_column: str = defining("prompt", "prompt column of pairs", needs="objective=pairs|preferences")
     response_column: str = defining("response", "response column of pairs", needs="objective=pairs")
     chosen_column: str = defining(
@@ -239,9 +253,10 @@ class DataConfig(Noting):
         "rejected", "column with the worse answer of a preference", needs="objective=preferences"
     )
     messages_column: str | Auto = defining(
-        AUTO, "column with whole conversations; auto: messages or conversations, if there are no prompt and response columns",
+        AUTO,
+        "column with whole conversations; auto: messages or conversations, if there are no prompt and response columns",
         needs="objective=pairs",
-    )  # fmt: skip
+    )
     history_column: str | None = defining(
         None,
         "column with earlier turns of a pair, such as [[question, answer], ...]",
@@ -251,10 +266,11 @@ class DataConfig(Noting):
         False, "train on every answer of a conversation instead of only the last", needs="objective=pairs"
     )
     prompt_template: Text | Auto = defining(
-        AUTO, "prompt format: plain, chat, alpaca, question, chat_zh, chat_template (the tokenizer's own), a text with "
+        AUTO,
+        "prompt format: plain, chat, alpaca, question, chat_zh, chat_template (the tokenizer's own), a text with "
         "{prompt} (and {system}), or Jinja; auto: the one the model was trained with, else the tokenizer's, else plain",
         needs="objective=pairs|preferences",
-    )  # fmt: skip
+    )
     source_prefix: Text | Auto | None = defining(
         AUTO,
         "text before every prompt, such as 'summarize: '; auto: the one the model was trained with",
@@ -264,13 +280,16 @@ class DataConfig(Noting):
         AUTO, "folder with tokenizer.json; auto: the model's own, else a new one is trained"
     )
     extra_tokens: str | None = defining(
-        None, "file of tokens, one a line, that are added to the tokenizer and to the model's embedding; none: no tokens",
-    )  # fmt: skip
+        None,
+        "file of tokens, one a line, that are added to the tokenizer and to the model's embedding; none: no tokens",
+    )
     objective: str | Auto = defining(
-        AUTO, "training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as ProtT5); auto: span for text, pairs for prompt and response; the command dpo takes preferences",
+        AUTO,
+        "training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as "
+        "ProtT5); auto: span for text, pairs for prompt and response; the command dpo takes preferences",
         derived=Derived("preferences in dpo, that of the head, span where a text_column is named", _objective),
         choices=tuple(TASKS),
-    )  # fmt: skip
+    )
     max_seq_len: int = defining(
         512,
         "maximum encoder input",
@@ -280,10 +299,13 @@ class DataConfig(Noting):
         derived=Derived("65536 with a head, so that nothing is cut", _longest_input),
     )
     max_target_len: int | Auto = defining(
-        AUTO, "longest decoder input; auto: what span corruption needs, or max_seq_len for pairs",
-        unit="tokens", low=4, high=65536,
+        AUTO,
+        "longest decoder input; auto: what span corruption needs, or max_seq_len for pairs",
+        unit="tokens",
+        low=4,
+        high=65536,
         needs="head=text",
-    )  # fmt: skip
+    )
     noise_density: float = defining(
         0.15,
         "fraction of tokens that span corruption and denoise mask",
@@ -310,13 +332,16 @@ class TrainConfig(Noting):
 
     is_finetune: bool = defining(False, "finetune a trained model on prompt and response pairs")
     is_keep_training: bool | Auto = setting(
-        False, "resume the last run of this output folder exactly where it stopped; auto: resume run_name if it exists, else "
+        False,
+        "resume the last run of this output folder exactly where it stopped; auto: resume run_name if it exists, else "
         "start it",
-    )  # fmt: skip
+    )
     finetune_from: str | Auto | None = setting(
-        AUTO, "model folder to start from, hf://OWNER/NAME, or with allow_download a Hugging Face hub name; auto: the newest finished "
+        AUTO,
+        "model folder to start from, hf://OWNER/NAME, or with allow_download a Hugging Face hub name; auto: the "
+        "newest finished "
         "pretraining run whose tokenizer suits the data, else none; none: random weights",
-    )  # fmt: skip
+    )
     allow_download: bool = setting(
         False, "download finetune_from from the Hugging Face hub, or the mirror in HF_ENDPOINT, into models/"
     )
@@ -329,15 +354,20 @@ class TrainConfig(Noting):
         needs="max_steps=auto",
     )
     effective_batch_size: int | Auto = defining(
-        AUTO, "rows per step over all micro-batches and processes; auto: 32, or 8 on a machine with less than 13 GB of RAM; a number given is never changed",
-        unit="rows", low=1,
-    )  # fmt: skip
+        AUTO,
+        "rows per step over all micro-batches and processes; auto: 32, or 8 on a machine with less than 13 GB of RAM; "
+        "a number given is never changed",
+        unit="rows",
+        low=1,
+    )
     batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size: rows per forward pass", unit="rows", low=1)
     eval_batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size in evaluation", unit="rows", low=1)
     gradient_accumulation_steps: int | Auto = setting(AUTO, "micro-batches per step and process", low=1)
     compile: bool | Auto = setting(
-        AUTO, "compile blocks with torch at the first steps, which takes about a minute; auto: on NVIDIA GPUs, for runs of 500 steps or more",
-    )  # fmt: skip
+        AUTO,
+        "compile blocks with torch at the first steps, which takes about a minute; auto: on NVIDIA GPUs, for runs of "
+        "500 steps or more",
+    )
     optimizer: str = defining(
         optimizers.DEFAULT,
         optimizers.described(),
@@ -345,18 +375,22 @@ class TrainConfig(Noting):
         derived=Derived("adamw with adapters", _optimizer),
     )
     learning_rate: float | Auto = setting(
-        AUTO, "peak learning rate; auto: depends on optimizer, model size, steps and starting point (docs/finetuning.md)",
+        AUTO,
+        "peak learning rate; auto: depends on optimizer, model size, steps and starting point (docs/finetuning.md)",
         above=0.0,
-    )  # fmt: skip
+    )
     lr_schedule: str = setting(
-        "cosine", "learning rate schedule after the warmup; wsd: constant, then linear to zero over the last third",
+        "cosine",
+        "learning rate schedule after the warmup; wsd: constant, then linear to zero over the last third",
         choices=("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd"),
-    )  # fmt: skip
+    )
     warmup_steps: int | Auto = setting(AUTO, "steps of linear warmup; auto: a tenth of all, at most 10000", low=0)
     weight_decay: float = defining(
-        0.0, "decoupled weight decay, multiplied by the learning rate; norms and position biases are exempt",
-        low=0.0, high=1.0,
-    )  # fmt: skip
+        0.0,
+        "decoupled weight decay, multiplied by the learning rate; norms and position biases are exempt",
+        low=0.0,
+        high=1.0,
+    )
     freeze: str | None = defining(
         None, "parameters to freeze, such as encoder,embedding or *.q.weight; none: all are trained"
     )
@@ -367,10 +401,12 @@ class TrainConfig(Noting):
         0.0, "label smoothing", low=0.0, high=0.9, needs="objective=span|ul2|prefix|denoise|pairs|sequence|token"
     )
     class_weights: str | None = defining(
-        None, "weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced (inverse "
+        None,
+        "weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or "
+        "balanced (inverse "
         "to their frequency); none: 1 each",
         needs="head=sequence|token",
-    )  # fmt: skip
+    )
     eval_steps: int | Auto = setting(AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", low=1)
     eval_rows: int = setting(
         64,
@@ -384,18 +420,24 @@ class TrainConfig(Noting):
     save_steps: int | Auto = setting(AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", low=1)
     keep_latest_n_ckp: int = setting(2, "recent checkpoints to keep besides the best", low=1)
     average_checkpoints: int = setting(
-        0, "evaluate the average of this many last checkpoints at the end and publish it if it beats the best of them, as "
-        "it often does with --lr_schedule=constant; 0: off", unit="checkpoints", low=0,
-    )  # fmt: skip
+        0,
+        "evaluate the average of this many last checkpoints at the end and publish it if it beats the best of them, as "
+        "it often does with --lr_schedule=constant; 0: off",
+        unit="checkpoints",
+        low=0,
+    )
     log_steps: int = setting(10, "steps between lines of output where it is not a terminal", low=1)
     sample_rows: int = setting(3, "validation rows to answer at the end as samples", unit="rows", low=0)
     early_stopping_evals: int = setting(
         0, "stop after this many evaluations in a row without improvement; 0: never", unit="evaluations", low=0
     )
     metric_for_best: str = setting(
-        "loss", f"metric that selects the best checkpoint: loss, a score of answers ({', '.join((*SCORES, *RANKED_SHOWN))}), of labels "
-        f"({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}) or a metric of your own in Python; NAME/loss for one of several validation sets",
-    )  # fmt: skip
+        "loss",
+        f"metric that selects the best checkpoint: loss, a score of answers ({', '.join((*SCORES, *RANKED_SHOWN))}), "
+        f"of labels "
+        f"({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}) or a metric of your own in Python; NAME/loss for one of "
+        f"several validation sets",
+    )
 
 
 @dataclass(frozen=True)
@@ -403,9 +445,10 @@ class PreferenceConfig(Noting):
     """Preference training: DPO, IPO, ORPO."""
 
     preference_loss: str = defining(
-        "sigmoid", "sigmoid (DPO), ipo (mean log-probabilities) or orpo (no reference model)",
+        "sigmoid",
+        "sigmoid (DPO), ipo (mean log-probabilities) or orpo (no reference model)",
         choices=tuple(PREFERENCE_LOSSES),
-    )  # fmt: skip
+    )
     beta: float = defining(
         0.1, "how closely the model stays to the reference model; in orpo the weight of the odds ratio", above=0.0
     )
@@ -426,14 +469,18 @@ class LoraConfig(Noting):
         needs="lora_rank",
     )
     lora_tokens: str | Auto | None = defining(
-        AUTO, "ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens adds",
+        AUTO,
+        "ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens "
+        "adds",
         needs="lora_rank",
-    )  # fmt: skip
+    )
     lora_base: str | Auto = defining(
-        AUTO, "dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 if neither fits; int4 only on request",
+        AUTO,
+        "dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 if neither fits; int4 only on "
+        "request",
         choices=("fp32", "bf16", "int8", "int4"),
         needs="lora_rank",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -445,23 +492,29 @@ class MemoryConfig(Noting):
         "most memory for the process tree of one rank; on a GPU as much again of the card's; auto: what is free here",
     )
     memory_mode: str | Auto = setting(
-        AUTO, "standard (keeps all activations, fastest), low (much less memory; up to 5% slower, up to 20% for narrow models), "
+        AUTO,
+        "standard (keeps all activations, fastest), low (much less memory; up to 5% slower, up to 20% for narrow "
+        "models), "
         "ultra (least memory: recomputes all blocks, bf16 weights); auto: the fastest that fits with weights in memory",
         choices=("standard", "low", "ultra"),
-    )  # fmt: skip
+    )
     probe: bool | Auto = setting(
         AUTO, "measure the worst steps in a child process before the run; auto: if the plan is near the budget"
     )
     ultra_low_mem: bool | Auto = setting(AUTO, "reopen the Arrow file for every read; auto: below 13 GB available")
     mixed_precision: str | Auto = defining(
-        AUTO, "no (fp32), bf16, or fp16 products of bf16 weights; auto: what this device computes fast and what fits",
+        AUTO,
+        "no (fp32), bf16, or fp16 products of bf16 weights; auto: what this device computes fast and what fits",
         choices=("no", "fp16", "bf16"),
-    )  # fmt: skip
+    )
     gradient_checkpointing: bool | Auto = setting(AUTO, "recompute activations in backward; auto: if the plan needs it")
     weights_in: str | Auto = setting(
-        AUTO, "where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a later one is clearly faster, and in a file "
-        "only the blocks that do not fit elsewhere", choices=("device", "ram", "file"),
-    )  # fmt: skip
+        AUTO,
+        "where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a "
+        "later one is clearly faster, and in a file "
+        "only the blocks that do not fit elsewhere",
+        choices=("device", "ram", "file"),
+    )
     weights_dir: str | Auto = setting(
         AUTO, "folder of that file during the run; auto: output_dir", is_place=True, needs="weights_in=file"
     )
@@ -484,17 +537,23 @@ class RunConfig(Noting):
     )
     compiled_kernels: bool | Auto = setting(AUTO, "C kernels, compiled on first use; auto: on Linux CPUs with gcc")
     language: str | Auto = setting(
-        AUTO, "language of the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log is English but for its memory "
-        "lines", choices=LANGUAGES,
-    )  # fmt: skip
+        AUTO,
+        "language of the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log is English but for its "
+        "memory "
+        "lines",
+        choices=LANGUAGES,
+    )
     log_with: str | None = setting(
-        None, "experiment trackers to report to, separated by commas: tensorboard, wandb, trackio, mlflow, aim, comet_ml, "
+        None,
+        "experiment trackers to report to, separated by commas: tensorboard, wandb, trackio, mlflow, aim, comet_ml, "
         "clearml, dvclive, swanlab; none: nothing leaves this machine",
-    )  # fmt: skip
+    )
     push_to_hub: str | None = setting(
-        None, "Hugging Face Hub repository to upload the finished model and its card to, OWNER/NAME or NAME; needs a login (hf auth login "
+        None,
+        "Hugging Face Hub repository to upload the finished model and its card to, OWNER/NAME or NAME; needs a login "
+        "(hf auth login "
         "or HF_TOKEN); none: nothing is uploaded",
-    )  # fmt: skip
+    )
     quiet: bool = setting(False, "print only results, warnings and errors; the log stays complete")
 
 
@@ -503,10 +562,12 @@ class TokenizerConfig(Noting):
     """How a tokenizer is trained."""
 
     tokenizer_type: str | Auto = setting(
-        AUTO, "bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phones and the like), or letters "
+        AUTO,
+        "bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phones and the like), "
+        "or letters "
         "(one token per letter); auto: letters for proteins, else bpe",
         choices=("bpe", "unigram", "byte", "words", "letters"),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -517,8 +578,10 @@ class CleaningConfig(Noting):
         False, "normalise text and drop rows that are too short, have few letters or repeat themselves"
     )
     dedup: str = defining(
-        "none", "drop rows whose texts an earlier row had (exact); none: all rows stay", choices=("none", "exact"),
-    )  # fmt: skip
+        "none",
+        "drop rows whose texts an earlier row had (exact); none: all rows stay",
+        choices=("none", "exact"),
+    )
 
 
 @dataclass(frozen=True)
@@ -539,9 +602,10 @@ class PlanConfig(Noting):
     """The machine to plan for, and the form of the output."""
 
     target: str | Auto = setting(
-        AUTO, "machine to plan for: a name from presets/machines.yaml or a YAML file; auto: this one; with json, several "
+        AUTO,
+        "machine to plan for: a name from presets/machines.yaml or a YAML file; auto: this one; with json, several "
         "separated by commas",
-    )  # fmt: skip
+    )
     json: bool = setting(False, "print JSON, for programs (chat: also read it, one line per question)")
 
 
@@ -550,8 +614,9 @@ class CheckpointConfig(Noting):
     """The trained model to use."""
 
     model: str | Auto = setting(
-        AUTO, "model folder; auto: the base of the adapter, else the newest run in output_dir",
-    )  # fmt: skip
+        AUTO,
+        "model folder; auto: the base of the adapter, else the newest run in output_dir",
+    )
     adapter: str | None = setting(None, "adapter folders for the model, separated by commas; the first is active")
 
 
@@ -571,9 +636,11 @@ class ExportConfig(Noting):
     """The format to export to."""
 
     format: str | None = setting(
-        None, "gguf (llama.cpp), ctranslate2 or onnx; each needs the package of its name, and onnx also onnxruntime for the "
-        "check", choices=("gguf", "ctranslate2", "onnx"),
-    )  # fmt: skip
+        None,
+        "gguf (llama.cpp), ctranslate2 or onnx; each needs the package of its name, and onnx also onnxruntime for the "
+        "check",
+        choices=("gguf", "ctranslate2", "onnx"),
+    )
 
 
 @dataclass(frozen=True)
@@ -581,9 +648,12 @@ class GenerateConfig:
     """How answers are decoded."""
 
     max_new_tokens: int = setting(
-        128, "longest answer; if not given, the value in the model's folder: the longest it was trained on",
-        unit="tokens", low=1, high=65536,
-    )  # fmt: skip
+        128,
+        "longest answer; if not given, the value in the model's folder: the longest it was trained on",
+        unit="tokens",
+        low=1,
+        high=65536,
+    )
     min_new_tokens: int = setting(0, "shortest answer", unit="tokens", low=0, high=65536, needs="answers=none")
     temperature: float = setting(0.0, "0: greedy decoding; above 0: sampling", low=0.0, high=10.0)
     top_k: int = setting(0, "sample from the k most likely tokens; 0: all", low=0, needs="temperature")
@@ -599,10 +669,13 @@ class GenerateConfig:
         needs="num_beams",
     )
     early_stopping: str = setting(
-        "False", "end a beam search when there are num_beams answers (True), when better ones are unlikely (False), or impossible "
-        "(never)", choices=("True", "False", "never"),
+        "False",
+        "end a beam search when there are num_beams answers (True), when better ones are unlikely (False), or "
+        "impossible "
+        "(never)",
+        choices=("True", "False", "never"),
         needs="num_beams",
-    )  # fmt: skip
+    )
     repetition_penalty: float = setting(
         1.0,
         "penalty on tokens that were already generated; 1: none, 1.2: strong",
@@ -618,10 +691,13 @@ class GenerateConfig:
         needs="answers=none",
     )
     split_prompts: int = setting(
-        0, "answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the answers; 0: off",
-        unit="tokens", low=0,
+        0,
+        "answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the "
+        "answers; 0: off",
+        unit="tokens",
+        low=0,
         needs="answers=none",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -632,17 +708,21 @@ class AnswerConfig(Noting):
         None, "a text, a file of prompts (text, JSONL, CSV, Parquet, Arrow, FASTA), or - for lines of standard input"
     )
     output: str | None = setting(
-        None, "JSONL file for answers or predicted labels, .npz, .parquet or .h5 for vectors, or folder for a new model; interrupted files are continued; none: "
+        None,
+        "JSONL file for answers or predicted labels, .npz, .parquet or .h5 for vectors, or folder for a new model; "
+        "interrupted files are continued; none: "
         "the screen",
-    )  # fmt: skip
+    )
     generate_batch_size: int | Auto = setting(
         AUTO, "prompts answered at once; auto: what the budget allows", unit="rows", low=1
     )
     answers: str | Auto | None = defining(
-        AUTO, "the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt in the "
+        AUTO,
+        "the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt "
+        "in the "
         "model's folder, if there (in training: none); none: any",
         needs="head=text",
-    )  # fmt: skip
+    )
     num_answers: int = defining(
         1,
         "best answers per prompt, written with log-probabilities or scored by rank; needs as many num_beams",
@@ -666,13 +746,17 @@ class MetricsConfig(Noting):
     """How answers are scored."""
 
     metrics: str | Auto = setting(
-        AUTO, f"scores of answers, separated by commas: {', '.join(SCORES)}, and with num_answers {', '.join(RANKED_SHOWN)}; auto: all",
-    )  # fmt: skip
+        AUTO,
+        f"scores of answers, separated by commas: {', '.join(SCORES)}, and with num_answers "
+        f"{', '.join(RANKED_SHOWN)}; auto: all",
+    )
     eval_generate_rows: int | Auto = setting(
-        AUTO, "rows to answer and score per evaluation; auto: none in training, the first 256 pairs in evaluate",
-        unit="rows", low=0,
+        AUTO,
+        "rows to answer and score per evaluation; auto: none in training, the first 256 pairs in evaluate",
+        unit="rows",
+        low=0,
         needs="head=text",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -681,9 +765,12 @@ class ChatConfig(Noting):
 
     system_prompt: str | None = setting(None, "system prompt of the conversation")
     history_turns: int | Auto = setting(
-        AUTO, "earlier questions and answers that the model sees; auto: all that fit if it was trained on conversations, else "
-        "none", low=0,
-    )  # fmt: skip
+        AUTO,
+        "earlier questions and answers that the model sees; auto: all that fit if it was trained on conversations, "
+        "else "
+        "none",
+        low=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -757,13 +844,17 @@ class Config:
         return self.origin(name) in BY_USER
 
     def is_chosen(self, name: str) -> bool:
-        """Whether the user chose a value other than the default; a run that goes on has chosen nothing of what it saved."""
+        """Whether the user chose a value other than the default; a run that goes on has chosen nothing of what it
+        saved.
+        """
         group, member = settings_by_name()[name]
         is_saved = self.is_record and self.origin(name) == "file"
         return self.given(name) and not is_saved and vars(getattr(self, group))[name] != member.default
 
     def named(self, name: str) -> bool:
-        """Whether the user chose this setting, or a preset that the user named has it: what a saved model says gives way to that."""
+        """Whether the user chose this setting, or a preset that the user named has it: what a saved model says gives
+        way to that.
+        """
         return self.given(name) or self.origin(name) == "preset"
 
     def typed(self, name: str) -> bool:
@@ -772,7 +863,9 @@ class Config:
 
     @property
     def task(self) -> Any:
-        """The `tasks.base.Task` of these settings; before the data have decided between text and pairs that of pairs."""
+        """The `tasks.base.Task` of these settings; before the data have decided between text and pairs that of
+        pairs.
+        """
         return task_for(self.data.objective, self.model.head)
 
     def changed(self, **values: Any) -> Config:
@@ -918,6 +1011,13 @@ def unlisted(command: str) -> frozenset[str]:
         return frozenset()
     groups = ("metrics", "generate", "cleaning")
     names = (
-        "prepare_workers", "seed", "log_dir", "overwrite", "run_name", "push_to_hub", "answers", "num_answers",
-    )  # fmt: skip
+        "prepare_workers",
+        "seed",
+        "log_dir",
+        "overwrite",
+        "run_name",
+        "push_to_hub",
+        "answers",
+        "num_answers",
+    )
     return frozenset(name for name, (group, _) in flags_of(command).items() if group in groups or name in names)

@@ -1,9 +1,9 @@
 """What the user has changed in `config.py`, read from its text.
 
-`config.py` shows every setting with a plain value in the class that guides name, so that it may be edited as printed: a line changed in
-place, with or without annotation; lines added anywhere in a class; a class replaced by a few lines or by comments alone; a whole class
-pasted at the end of the file. The text is parsed, never run, so that each edit is known by its line and a mistake is one sentence.
-`trainer_low_mem.py` holds one such line too, `use_ultra_low_mem`.
+`config.py` shows every setting with a plain value in the class that guides name, so that it may be edited as printed: a
+line changed in place, with or without annotation; lines added anywhere in a class; a class replaced by a few lines or
+by comments alone; a whole class pasted at the end of the file. The text is parsed, never run, so that each edit is
+known by its line and a mistake is one sentence. `trainer_low_mem.py` holds one such line too, `use_ultra_low_mem`.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Edits:
 def edits_of_config(text: bytes, shipped: Mapping[str, Shipped]) -> Edits:
     """The edits in the text of a `config.py`.
 
-    A line is an edit where its value is not the default or stands in another class than it came in, and in a class that somebody has
-    written. Of several edits of a setting the last one counts.
+    A line is an edit where its value is not the default or stands in another class than it came in, and in a class that
+    somebody has written. Of several edits of a setting the last one counts.
 
     Args:
         shipped: setting -> its class and default.

@@ -15,7 +15,8 @@ class UserError(Exception):
     Args:
         problems: one sentence each, in the form *setting = value, what is wrong, what is allowed, what to do*. What two
             checks have found counts once.
-        values: of the only problem, as `say` takes them: `UserError("{path} has no column {name}", path=path, name=name)`.
+        values: of the only problem, as `say` takes them: `UserError("{path} has no column {name}", path=path,
+            name=name)`.
     """
 
     exit_code = 2
@@ -62,6 +63,8 @@ class DoesNotFit(UserError):
 
 
 class OverBudget(UserError):
-    """The work is done and saved, and took more than the memory budget on the way. Ends the program with exit code 3."""
+    """The work is done and saved, and took more than the memory budget on the way. Ends the program with exit code
+    3.
+    """
 
     exit_code = 3

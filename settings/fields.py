@@ -1,8 +1,9 @@
 """Declaration, parsing, checks and display of settings.
 
-Every setting of the program is a dataclass field made by `setting(...)` in `settings/declared.py`. From that one declaration come
-the command-line flag, the `--help` line, the check of its value, the file format and `docs/settings.md`.
-Problems are gathered, never raised one by one: a user should repair a command once, not once per mistake.
+Every setting of the program is a dataclass field made by `setting(...)` in `settings/declared.py`. From that one
+declaration come the command-line flag, the `--help` line, the check of its value, the file format and
+`docs/settings.md`. Problems are gathered, never raised one by one: a user should repair a command once, not once per
+mistake.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Need:
     """Another setting without which a setting has no effect.
 
     Args:
-        name: of the other setting. words: the values with which the setting has an effect; (): any but the default and 0.
+        name: of the other setting. words: the values with which the setting has an effect; (): any but the default and
+            0.
     """
 
     name: str
@@ -72,7 +74,8 @@ class Derived:
 
     Args:
         text: what `--help` says of it beside the plain default, such as "adamw with adapters".
-        value: a function of all settings (`settings.consistency.view`) that gives the default of one that the user has not named.
+        value: a function of all settings (`settings.consistency.view`) that gives the default of one that the user has
+            not named.
     """
 
     text: str
@@ -103,7 +106,8 @@ def setting(
         choices: the only allowed words.
         defines: whether a run is another one with another value; where it goes on, it keeps its own. What makes a run
             longer, slower, tidier or smaller, and the course of its learning rate, does not define it.
-        is_place: whether it says where this start reads and writes; a run's folder, which may be someone else's, does not.
+        is_place: whether it says where this start reads and writes; a run's folder, which may be someone else's, does
+            not.
         needs: other settings without which it has no effect: `"lora_rank"`, which has to be on, or
             `"head=sequence|token"`, which has to have one of these values.
         derived: the default where another setting decides it.
@@ -162,7 +166,9 @@ def _is_in_range(facts: Mapping[str, Any], number: float) -> bool:
 
 
 def at_home(place: str) -> str:
-    """A place with the user's folder for a ~, which bash leaves alone in --cache_dir=~/cache, and YAML; not of one that is there."""
+    """A place with the user's folder for a ~, which bash leaves alone in --cache_dir=~/cache, and YAML; not of one that
+    is there.
+    """
     return place if os.path.lexists(place) else os.path.expanduser(place)
 
 

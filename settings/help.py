@@ -1,4 +1,6 @@
-"""`--help`: the few flags that matter by task, and with `--help=all` every one a command uses, in the user's language."""
+"""`--help`: the few flags that matter by task, and with `--help=all` every one a command uses, in the user's
+language.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +62,26 @@ SHORT: dict[str, dict[str, tuple[str, ...]]] = {
     "generate": {
         "prompt": ("model", "input", "output", "prompt_column", "max_seq_len", "prompt_template"),
         "answer": (
-            "answers", "num_answers", "max_new_tokens", "temperature", "top_p", "num_beams", "repetition_penalty",
+            "answers",
+            "num_answers",
+            "max_new_tokens",
+            "temperature",
+            "top_p",
+            "num_beams",
+            "repetition_penalty",
             "generate_batch_size",
         ),
         "memory": ("memory_budget", "mixed_precision"),
     },
     "evaluate": {
         "evaluation": (
-            "model", "validation_file", "metrics", "answers", "num_answers", "eval_rows", "eval_generate_rows",
+            "model",
+            "validation_file",
+            "metrics",
+            "answers",
+            "num_answers",
+            "eval_rows",
+            "eval_generate_rows",
         ),
         "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
     },
@@ -85,7 +99,7 @@ SHORT: dict[str, dict[str, tuple[str, ...]]] = {
         "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
     },
     "tokenizer": {"tokenizer": ("train_file", "vocab_size", "tokenizer_type", "tokenizer_dir", "text_column")},
-}  # fmt: skip
+}
 ORDER = (
     "precedence: defaults < config.py < preset < file < flags; booleans: True, False, yes, no, 1, 0; sizes: 6G, 512M"
 )
@@ -116,7 +130,9 @@ def general_help() -> str:
 
 
 def command_help(name: str, everything: bool = False) -> str:
-    """The flags of one command: by task those that matter, or all by group, with default, allowed values and a line of help."""
+    """The flags of one command: by task those that matter, or all by group, with default, allowed values and a line of
+    help.
+    """
     usage = say("usage: {program} {command} [--flag=value ...]", program=program(), command=name)
     head = [*_folded(join(": ", [name, say(ABOUT[name])]), len(name) + 2), "", usage, *_folded(say(ORDER))]
     short = SHORT.get(name)

@@ -63,7 +63,8 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
         origins=tuple(given.origins.items()),
         is_record=given.is_record,
     )
-    # flags of a run that goes on stand over its saved settings, which are not read yet: `resumed_config` names their file
+    # flags of a run that goes on stand over its saved settings, which are not read yet: `resumed_config` names their
+    # file
     if not problems and ("config" in (flags or {}) or config.train.is_keep_training is not True):
         edits = _acting_edits(given.origins)
         wrong = [*check(config, command), *without_effect(config, _decided(command))]

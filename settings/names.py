@@ -1,7 +1,7 @@
 """Names allowed for runs, one rule for the terminal and the page.
 
-A name becomes a folder, and the middle of longer names: those of its lock, its log and what is made beside it. File systems
-take 255 bytes of each; a letter takes up to four.
+A name becomes a folder, and the middle of longer names: those of its lock, its log and what is made beside it. File
+systems take 255 bytes of each; a letter takes up to four.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ def name_problem(name: str) -> Message | None:
     return say(
         "has {letters} characters, {size} bytes in UTF-8; allowed: {most} characters and {most_bytes} bytes; "
         "choose a shorter name",
-        letters=len(name), size=size, most=LONGEST_NAME, most_bytes=LONGEST_NAME_BYTES,
-    )  # fmt: skip
+        letters=len(name),
+        size=size,
+        most=LONGEST_NAME,
+        most_bytes=LONGEST_NAME_BYTES,
+    )
 
 
 def shown_name(name: str) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STATE_BLOCK = 128  # elements of a row that share a scale, of moments in 8 bits
-# What brings singular values together: a polynomial a turn, the factors of their first, third and fifth power. Values between
-# 0.007 and 1 come to lie within 0.42 of 1. All but the last read them as if they were 2% smaller: a little above 1
-# they would grow without bound, and rounding can carry them there.
+# What brings singular values together: a polynomial a turn, the factors of their first, third and fifth power. Values
+# between 0.007 and 1 come to lie within 0.42 of 1. All but the last read them as if they were 2% smaller: a little
+# above 1 they would grow without bound, and rounding can carry them there.
 MUON_POLYNOMIALS = ((7.9277, -21.6958, 15.2896), (3.7290, -2.6779, 0.4983), (2.9400, -2.2000, 0.4775))
 
 
@@ -26,9 +26,10 @@ class OptimizerFacts:
         factor_bytes: for each row and column of a matrix, and each number of a vector.
         update_bytes: buffers of an update for each of its elements, without those of the rounding.
         compiled_update_bytes: the same where a compiled kernel rounds as well; None: no kernel of its own.
-        together_bytes: buffers of an update on a GPU for each of its elements, where many weights are updated together or
-            a chunk of a large one is: fp32 copies of weights and gradients, and of these scaled, or what is rounded.
-        turns: of products over a copy of the whole matrix in an update; 0: an update goes through its rows, chunk by chunk.
+        together_bytes: buffers of an update on a GPU for each of its elements, where many weights are updated together
+            or a chunk of a large one is: fp32 copies of weights and gradients, and of these scaled, or what is rounded.
+        turns: of products over a copy of the whole matrix in an update; 0: an update goes through its rows, chunk by
+            chunk.
     """
 
     made_by: str
@@ -47,8 +48,8 @@ class OptimizerFacts:
         """Bytes of the state of so many weights.
 
         Args:
-            matrices: weights of the matrices of blocks among them. factors: rows and columns of all matrices, and numbers of
-                the vectors; shared_factors: outside of the matrices of blocks.
+            matrices: weights of the matrices of blocks among them. factors: rows and columns of all matrices, and
+                numbers of the vectors; shared_factors: outside of the matrices of blocks.
         """
         counted = shared_factors if self.matrix_bytes else factors
         return int(self.weight_bytes * weights) + self.matrix_bytes * matrices + self.factor_bytes * counted

@@ -1,4 +1,5 @@
-"""Layers of settings: default < preset that nobody named < saved model < line edited in `config.py` < named preset < file < flags.
+"""Layers of settings: default < preset that nobody named < saved model < line edited in `config.py` < named preset <
+file < flags.
 
 What a saved model says is known only once it is found: `Config.with_saved` puts it into its layer.
 
@@ -22,7 +23,8 @@ from settings.fields import TRUE_WORDS, nearest, not_known, parse, read_settings
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS_DIR = ROOT / "presets"
 ALIASES_FILE = Path(__file__).resolve().parent / "aliases.yaml"
-# A value of a preset -> the settings that say the same otherwise, and go before it where all of them are named above it.
+# A value of a preset -> the settings that say the same otherwise, and go before it where all of them are named above
+# it.
 GIVES_WAY = {
     "max_steps": ("epochs",),
     "effective_batch_size": ("batch_size_per_gpu", "gradient_accumulation_steps"),

@@ -1,8 +1,8 @@
 """What one types to start this program, the Python that has its packages, and what installs one that is missing.
 
-`make` puts them into `.venv`, which a shell does not know of unless it was activated; and some systems have no `python`, but
-`python3`. So a command that is shown may be typed as it stands, and who types another Python is told which one to take.
-Installed by pip, the program is called `frugalt5`.
+`make` puts them into `.venv`, which a shell does not know of unless it was activated; and some systems have no
+`python`, but `python3`. So a command that is shown may be typed as it stands, and who types another Python is told
+which one to take. Installed by pip, the program is called `frugalt5`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def full_name(module: str) -> str:
 def python_command(code: str) -> list[str]:
     """The words that run code in a fresh Python, which finds this program's modules where this process found them.
 
-    The folder that one is in is not searched, nor is that of an installed package for anything but the package: what lies there
-    may be called like a module that some library wants.
+    The folder that one is in is not searched, nor is that of an installed package for anything but the package: what
+    lies there may be called like a module that some library wants.
     """
     top = sys.modules[__name__.partition(".")[0]]
     folder = str(Path(str(top.__file__)).resolve().parents[1])

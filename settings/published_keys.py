@@ -1,10 +1,11 @@
-"""Every key of the JSON files in a published T5 folder, and what is done with it here: used, without effect, or refused.
+"""Every key of the JSON files in a published T5 folder, and what is done with it here: used, without effect, or
+refused.
 
-One declaration: readers check a file against it (`check_keys`), and `python docs/make_published_keys.py` writes its table
-into the documentation. Keys are those that transformers 4 and 5 write for T5, mT5, UMT5, ByT5 and CodeT5.
+One declaration: readers check a file against it (`check_keys`), and `python docs/make_published_keys.py` writes its
+table into the documentation. Keys are those that transformers 4 and 5 write for T5, mT5, UMT5, ByT5 and CodeT5.
 
-Source: transformers 5.23 and 4.57: configuration_utils, generation/configuration_utils, models t5, mt5, umt5, byt5, roberta,
-tokenization_utils_base; config files of the published checkpoints.
+Source: transformers 5.23 and 4.57: configuration_utils, generation/configuration_utils, models t5, mt5, umt5, byt5,
+roberta, tokenization_utils_base; config files of the published checkpoints.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from settings.tasks import MODEL_HEADS
 
 USED, IDLE, REFUSED = "used", "no effect here", "refused"
 CONFIG, GENERATION, TOKENIZER, SPECIAL = (
-    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
 HEADS_OF_ROWS = [name for name, head in MODEL_HEADS.items() if head.has_labels and head.pools_rows]
 _SHOWN_LENGTH = 60  # characters of a value in a message
 
@@ -46,8 +50,8 @@ class Key(NamedTuple):
     """What is done with a key.
 
     Args:
-        kind: USED, IDLE or REFUSED. does: what it says, and what becomes of it. allowed: values of a refused key that ask for
-            nothing; null always does. counts: whether the key has an effect at all in this file.
+        kind: USED, IDLE or REFUSED. does: what it says, and what becomes of it. allowed: values of a refused key that
+            ask for nothing; null always does. counts: whether the key has an effect at all in this file.
     """
 
     kind: str
@@ -69,7 +73,10 @@ GENERATION_KEYS = _keys(
     ("min_new_tokens", Key(USED, "shortest answer; overrides min_length")),
     ("min_length", Key(USED, "the same with the start token counted")),
     ("num_beams length_penalty early_stopping", Key(USED, "beam search (not in serve, which has none)")),
-    ("split_prompts", Key(USED, "longer prompts are answered in parts (not in serve and chat); no key of transformers")),
+    (
+        "split_prompts",
+        Key(USED, "longer prompts are answered in parts (not in serve and chat); no key of transformers"),
+    ),
     ("num_answers", Key(USED, "how many answers of a beam search evaluate scores by rank; no key of transformers")),
     ("repetition_penalty no_repeat_ngram_size", Key(USED, "penalises or forbids tokens of the answer so far")),
     ("do_sample", Key(USED, "sampling, with temperature 1, top_k 50 and top_p 1 unless given")),
@@ -110,8 +117,10 @@ GENERATION_KEYS = _keys(
         Key(IDLE, "how it is computed; the answers are the same"),
     ),
     (
-        "is_assistant num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold assistant_early_exit "
-        "assistant_lookbehind assistant_ensemble_weight target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size "
+        "is_assistant num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
+        "assistant_early_exit "
+        "assistant_lookbehind assistant_ensemble_weight target_lookbehind prompt_lookup_num_tokens "
+        "max_matching_ngram_size "
         "speculation_type",
         Key(IDLE, "how it is computed; the answers are the same"),
     ),
@@ -120,18 +129,34 @@ GENERATION_KEYS = _keys(
         _REPORTS,
     ),
     ("transformers_version _from_model_config _commit_hash generation_kwargs", Key(IDLE, "where the file comes from")),
-)  # fmt: skip
+)
 _ONLY_IN_GENERATION = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version")
 
 CONFIG_KEYS = _keys(
-    ("model_type architectures", Key(USED, "t5, mt5 or umt5, and the class: a T5, an encoder, or one with a head over labels")),
+    (
+        "model_type architectures",
+        Key(USED, "t5, mt5 or umt5, and the class: a T5, an encoder, or one with a head over labels"),
+    ),
     ("vocab_size d_model d_kv d_ff num_layers num_decoder_layers num_heads", Key(USED, "the shape")),
-    ("hidden_size head_dim num_hidden_layers num_attention_heads", Key(USED, "other names of d_model, d_kv, num_layers, num_heads")),
+    (
+        "hidden_size head_dim num_hidden_layers num_attention_heads",
+        Key(USED, "other names of d_model, d_kv, num_layers, num_heads"),
+    ),
     ("relative_attention_num_buckets relative_attention_max_distance", Key(USED, "position bias")),
-    ("feed_forward_proj dense_act_fn is_gated_act", Key(USED, "relu, gated-gelu (gelu_new) or gated-silu; others are refused")),
+    (
+        "feed_forward_proj dense_act_fn is_gated_act",
+        Key(USED, "relu, gated-gelu (gelu_new) or gated-silu; others are refused"),
+    ),
     ("layer_norm_epsilon initializer_factor", Key(USED, "")),
     ("dropout_rate", Key(IDLE, "chosen for each training run: --dropout_rate")),
-    ("tie_word_embeddings", Key(USED, "whether the head is the embedding (from version 5 on, the tensors decide), and whether the output is scaled")),
+    (
+        "tie_word_embeddings",
+        Key(
+            USED,
+            "whether the head is the embedding (from version 5 on, the tensors decide), and whether the output is "
+            "scaled",
+        ),
+    ),
     ("scale_decoder_outputs", Key(USED, "output scaled by d_model^-0.5; if absent, tie_word_embeddings decides")),
     ("bias_in_every_layer", Key(IDLE, "follows from model_type")),
     ("transformers_version", Key(USED, "an mT5 with tied heads is scaled up to version 4, not from 5 on")),
@@ -141,23 +166,45 @@ CONFIG_KEYS = _keys(
     ("is_decoder", Key(REFUSED, "a decoder without an encoder", (False,))),
     ("tie_encoder_decoder", Key(REFUSED, "one set of weights for encoder and decoder", (False,))),
     ("pruned_heads", Key(REFUSED, "pruned attention heads", ({},))),
-    ("quantization_config", Key(REFUSED, "weights quantized by another program; give the model that they were made from")),
-    ("prefix task_specific_params", Key(IDLE, "what transformers' pipelines add, by task, and its `generate` does not: --source_prefix and flags")),
+    (
+        "quantization_config",
+        Key(REFUSED, "weights quantized by another program; give the model that they were made from"),
+    ),
+    (
+        "prefix task_specific_params",
+        Key(IDLE, "what transformers' pipelines add, by task, and its `generate` does not: --source_prefix and flags"),
+    ),
     ("auto_map custom_pipelines", Key(IDLE, "code of the folder is never run; its tensors must be a T5's")),
     ("torch_dtype dtype use_bfloat16", Key(IDLE, "the tensors decide")),
-    ("n_positions max_position_embeddings output_past gradient_checkpointing scalable_attention", Key(IDLE, "the model has no such limit or switch")),
-    ("chunk_size_feed_forward attn_implementation _attn_implementation _attn_implementation_internal _attn_implementation_autoset "
-     "_experts_implementation torchscript xla_device tf_legacy_loss", Key(IDLE, "how it is computed; the numbers are the same")),
+    (
+        "n_positions max_position_embeddings output_past gradient_checkpointing scalable_attention",
+        Key(IDLE, "the model has no such limit or switch"),
+    ),
+    (
+        "chunk_size_feed_forward attn_implementation _attn_implementation _attn_implementation_internal "
+        "_attn_implementation_autoset "
+        "_experts_implementation torchscript xla_device tf_legacy_loss",
+        Key(IDLE, "how it is computed; the numbers are the same"),
+    ),
     ("return_dict", _REPORTS),
     ("tokenizer_class", Key(IDLE, "tokenizer_config.json decides")),
-    ("bos_token_id sep_token_id cross_attention_hidden_size add_cross_attention type_vocab_size", Key(IDLE, "not used by T5")),
+    (
+        "bos_token_id sep_token_id cross_attention_hidden_size add_cross_attention type_vocab_size",
+        Key(IDLE, "not used by T5"),
+    ),
     ("id2label num_labels", Key(USED, "labels of a head: names of classes, or their number")),
-    ("problem_type", Key(REFUSED, "several labels per text", ("single_label_classification", "regression"), _labels_texts)),
-    ("head pooling head_kind", Key(USED, "written here: the head over labels, of which transformers has no class of its own")),
+    (
+        "problem_type",
+        Key(REFUSED, "several labels per text", ("single_label_classification", "regression"), _labels_texts),
+    ),
+    (
+        "head pooling head_kind",
+        Key(USED, "written here: the head over labels, of which transformers has no class of its own"),
+    ),
     ("label2id finetuning_task", Key(IDLE, "the same as id2label")),
     ("classifier_dropout classifier_dropout_rate", Key(IDLE, "chosen for each training run: --dropout_rate")),
     ("_name_or_path _commit_hash", Key(IDLE, "where the file comes from")),
-)  # fmt: skip
+)
 CONFIG_KEYS = {
     **{name: key for name, key in GENERATION_KEYS.items() if name not in _ONLY_IN_GENERATION},
     **CONFIG_KEYS,
@@ -169,33 +216,54 @@ SPECIAL_KEYS = _keys(
     ("eos_token pad_token unk_token bos_token", _SPECIAL_TOKEN),
     ("sep_token cls_token mask_token", Key(IDLE, "not used by T5; their ids are kept")),
     ("additional_special_tokens extra_special_tokens", _MORE_TOKENS),
-)  # fmt: skip
+)
 TOKENIZER_KEYS = {
     **SPECIAL_KEYS,
     **_keys(
         ("extra_ids _extra_ids", Key(USED, "number of sentinels after the vocabulary")),
         ("added_tokens_decoder model_specific_special_tokens", _MORE_TOKENS),
-        ("tokenizer_class", Key(USED, "the kind: T5 (SentencePiece), ByT5 (bytes), Roberta (byte-level BPE, <s> before a text)")),
+        (
+            "tokenizer_class",
+            Key(USED, "the kind: T5 (SentencePiece), ByT5 (bytes), Roberta (byte-level BPE, <s> before a text)"),
+        ),
         ("chat_template", Key(USED, "--prompt_template=chat_template")),
         ("add_prefix_space trim_offsets", Key(USED, "whether a text begins with a space")),
         ("legacy", Key(USED, "false: no space is inserted after special tokens")),
         ("sp_model_kwargs", Key(REFUSED, "sampled segmentation", ({}, {"enable_sampling": False}))),
         ("do_lower_case", Key(REFUSED, "lower-casing", (False,))),
         ("split_special_tokens", Key(REFUSED, "special tokens split like text", (False,))),
-        ("padding_side truncation_side model_max_length max_length stride truncation_strategy pad_to_multiple_of "
-         "pad_token_type_id model_input_names", Key(IDLE, "rows are padded and cut here: --max_seq_len")),
-        ("clean_up_tokenization_spaces clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output "
-         "spaces_between_special_tokens skip_special_tokens", Key(IDLE, "answers are shown as they were written")),
-        ("add_bos_token add_eos_token", Key(IDLE, "every text ends with the end token; the tokenizer's own file says what comes first")),
-        ("keep_accents errors response_template response_schema chat_control_tokens use_default_system_prompt", Key(IDLE, "not used by T5")),
-        ("name_or_path special_tokens_map_file tokenizer_file vocab_file merges_file backend files_loaded is_local "
-         "from_slow use_fast processor_class verbose auto_map local_files_only unk_id additional_chat_templates transformers_version _commit_hash",
-         Key(IDLE, "where the file comes from, and how it is loaded")),
+        (
+            "padding_side truncation_side model_max_length max_length stride truncation_strategy pad_to_multiple_of "
+            "pad_token_type_id model_input_names",
+            Key(IDLE, "rows are padded and cut here: --max_seq_len"),
+        ),
+        (
+            "clean_up_tokenization_spaces clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output "
+            "spaces_between_special_tokens skip_special_tokens",
+            Key(IDLE, "answers are shown as they were written"),
+        ),
+        (
+            "add_bos_token add_eos_token",
+            Key(IDLE, "every text ends with the end token; the tokenizer's own file says what comes first"),
+        ),
+        (
+            "keep_accents errors response_template response_schema chat_control_tokens use_default_system_prompt",
+            Key(IDLE, "not used by T5"),
+        ),
+        (
+            "name_or_path special_tokens_map_file tokenizer_file vocab_file merges_file backend files_loaded is_local "
+            "from_slow use_fast processor_class verbose auto_map local_files_only unk_id additional_chat_templates "
+            "transformers_version _commit_hash",
+            Key(IDLE, "where the file comes from, and how it is loaded"),
+        ),
     ),
-}  # fmt: skip
+}
 FILES: dict[str, dict[str, Key]] = {
-    CONFIG: CONFIG_KEYS, GENERATION: GENERATION_KEYS, TOKENIZER: TOKENIZER_KEYS, SPECIAL: SPECIAL_KEYS,
-}  # fmt: skip
+    CONFIG: CONFIG_KEYS,
+    GENERATION: GENERATION_KEYS,
+    TOKENIZER: TOKENIZER_KEYS,
+    SPECIAL: SPECIAL_KEYS,
+}
 
 
 def check_keys(path: Path, content: Mapping[str, Any], names: Collection[str] | None = None) -> list[str]:

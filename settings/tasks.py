@@ -1,6 +1,8 @@
-"""The tables of tasks and of heads: what a model can be trained on, what it gives, and the class that knows how; no torch.
+"""The tables of tasks and of heads: what a model can be trained on, what it gives, and the class that knows how; no
+torch.
 
-A new task is an entry here and a file in `tasks/` with the class that the entry names. Nothing else compares objectives.
+A new task is an entry here and a file in `tasks/` with the class that the entry names. Nothing else compares
+objectives.
 """
 
 from __future__ import annotations
@@ -152,5 +154,7 @@ def task_named(name: str) -> Any:
 
 
 def task_for(objective: str, head: str = "text") -> Any:
-    """The task of an objective, or where the data decide it that of a model's head; of text the one with longer targets."""
+    """The task of an objective, or where the data decide it that of a model's head; of text the one with longer
+    targets.
+    """
     return task_named(objective if objective in TASKS else MODEL_HEADS[head].task or "pairs")

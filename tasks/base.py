@@ -57,7 +57,9 @@ class Processes(Protocol):
 
 
 class Scores:
-    """What an evaluation counts beside its loss. A loss over text has nothing to count: its answers are scored apart."""
+    """What an evaluation counts beside its loss. A loss over text has nothing to count: its answers are scored
+    apart.
+    """
 
     def watch(self, batch: Batch, objective: Objective) -> None:
         """Count what an objective has seen of a batch."""
@@ -244,7 +246,9 @@ class Task:
     def show_rows(
         self, data: DataConfig, peek: Peek, count: int, examples: Examples, tokenizer: Tokenizer | None
     ) -> Table:
-        """The first `count` rows of files, for a table; without a tokenizer their texts, as the encoder would get them."""
+        """The first `count` rows of files, for a table; without a tokenizer their texts, as the encoder would get
+        them.
+        """
         if tokenizer is None:
             texts = examples.usable(peek.rows).texts[:count]
             return [side_row(place, text) for row in texts for place, text in enumerate(row)]
@@ -299,7 +303,9 @@ class Task:
         return 1.0
 
     def rate_share(self, has_adapters: bool) -> float | None:
-        """The part of an optimizer's learning rate that suits it whatever the model; None: that depends on the model."""
+        """The part of an optimizer's learning rate that suits it whatever the model; None: that depends on the
+        model.
+        """
         return None
 
     def has_reference(self, preference: PreferenceConfig) -> bool:
@@ -326,7 +332,8 @@ class Task:
         """A batch of random ids, to measure what a step takes.
 
         Args:
-            lengths: source and target tokens of each row. has_reference: whether rows bring what a reference model says.
+            lengths: source and target tokens of each row. has_reference: whether rows bring what a reference model
+                says.
         """
         keys = random_keys(random, len(lengths))
         rows = [

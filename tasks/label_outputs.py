@@ -32,7 +32,8 @@ class EncodedText:
     Args:
         ids: with end of text.
         is_cut: whether it has more tokens than were asked for.
-        places: of the first token of each letter or word that has a label; -1 where it has none. None: the text has one label.
+        places: of the first token of each letter or word that has a label; -1 where it has none. None: the text has one
+            label.
     """
 
     ids: list[int]

@@ -1,8 +1,8 @@
 """Scores of predicted labels, and which classes are confused.
 
-Classes: accuracy, macro F1 (the mean over the classes that occur) and Matthews' correlation coefficient, from counts of each class.
-Numbers: mean squared error, Pearson's correlation, and Spearman's, which is Pearson's of the ranks; equal numbers share
-the mean of their ranks. A correlation with a constant is 0.
+Classes: accuracy, macro F1 (the mean over the classes that occur) and Matthews' correlation coefficient, from counts of
+each class. Numbers: mean squared error, Pearson's correlation, and Spearman's, which is Pearson's of the ranks; equal
+numbers share the mean of their ranks. A correlation with a constant is 0.
 Source: Gorodkin 2004 (Matthews' coefficient of several classes).
 """
 
@@ -106,7 +106,9 @@ class LabelScores(Scores):
         return {"accuracy": float(right / total), "macro_f1": float(f1.mean()), "matthews": float(matthews)}
 
     def table(self) -> list[tuple[str, str]]:
-        """Rows of a table of labels and what was predicted for them; of many classes the pairs that are most often confused; none of numbers."""
+        """Rows of a table of labels and what was predicted for them; of many classes the pairs that are most often
+        confused; none of numbers.
+        """
         if not len(self._pairs[0]):
             return []
         (labels, predictions), counts = np.divmod(self._pairs[0], len(self.names)), self._pairs[1]

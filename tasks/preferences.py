@@ -128,8 +128,8 @@ class Preferences(Task):
     def random_batch(
         self, lengths: Sequence[tuple[int, int]], model: T5ModelConfig, random: np.random.Generator, has_reference: bool
     ) -> Batch:
-        """Pairs of answers whose tokens together are those of the target, nearly all of them in one: where both are padded to
-        its length, that takes the most.
+        """Pairs of answers whose tokens together are those of the target, nearly all of them in one: where both are
+        padded to its length, that takes the most.
         """
         keys = random_keys(random, len(lengths))
         reference = np.zeros(2, np.float32) if has_reference else None

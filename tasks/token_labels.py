@@ -108,7 +108,9 @@ class TokenLabels(Labelled, LabelOutputs):
         return "labels" if names else "numbers"
 
     def encode(self, text: str, encoder: TextEncoder, longest: int, words: int | None = None) -> EncodedText:
-        """With the places of its words, or of its letters: those of a protein, or of a single word with a token for each."""
+        """With the places of its words, or of its letters: those of a protein, or of a single word with a token for
+        each.
+        """
         ids, places = encoder.with_places(text, words)
         if words is None and len(places) == 1 < len(text):
             with suppress(UserError):  # Where letters share a token, the word has one label.
@@ -118,7 +120,9 @@ class TokenLabels(Labelled, LabelOutputs):
         return EncodedText([*ids.tolist(), encoder.tokenizer.eos_id], is_cut, np.where(places < len(ids), places, -1))
 
     def answer(self, text: EncodedText, outputs: Outputs, names: Sequence[str]) -> LabelAnswer:
-        """`labels` of the words or letters with the probability of each in `probabilities`, or `numbers`; null where none is."""
+        """`labels` of the words or letters with the probability of each in `probabilities`, or `numbers`; null where
+        none is.
+        """
         assert text.places is not None
         of_tokens = [*predictions(outputs, names), None]  # What has no token, place -1, has no label.
         labels = [of_tokens[place] for place in text.places]

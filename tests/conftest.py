@@ -77,7 +77,9 @@ def language_as_before() -> Iterator[None]:
 
 
 class Reader:
-    """Reads rows in this process, where that they are read in a child is not the point: each costs the start of an interpreter."""
+    """Reads rows in this process, where that they are read in a child is not the point: each costs the start of an
+    interpreter.
+    """
 
     def __init__(self, make: Callable[[], Callable[[Any], Any]], **limits: Any) -> None:
         self.ask = make()

@@ -1,7 +1,8 @@
 """A device of a chosen size that refuses memory as CUDA, MPS or the CPU would; it needs no such hardware.
 
-`allocate` and `release` count what a test says. Inside `with device.watched():` every tensor that torch makes is counted by
-itself, so that a whole training step, or a whole run, meets the limits of a small GPU; the tensors lie on the CPU.
+`allocate` and `release` count what a test says. Inside `with device.watched():` every tensor that torch makes is
+counted by itself, so that a whole training step, or a whole run, meets the limits of a small GPU; the tensors lie on
+the CPU.
 """
 
 from __future__ import annotations

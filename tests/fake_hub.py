@@ -1,4 +1,6 @@
-"""A hub on this machine: as much of the Hugging Face hub's HTTP API as fetching, listing and uploading small files take."""
+"""A hub on this machine: as much of the Hugging Face hub's HTTP API as fetching, listing and uploading small files
+take.
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests import warm
 
-# what the child runs first: `measure(work)` gives the most anonymous memory that `work` held above what was there before;
-# with "VmRSS" the pages of files too
+# what the child runs first: `measure(work)` gives the most anonymous memory that `work` held above what was there
+# before; with "VmRSS" the pages of files too
 MEASURE = """
 import sys
 import threading

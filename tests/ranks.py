@@ -21,9 +21,16 @@ def free_port() -> int:
 def run_ranks(script: Path, count: int, *words: str) -> list[tuple[int, str]]:
     """Exit code and messages of each process. The store lives in process 0."""
     shared = {
-        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "ACCELERATE_USE_CPU": "true",
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "ACCELERATE_USE_CPU": "true",
+    }
     with tempfile.TemporaryDirectory() as folder:
         errors = [Path(folder, f"error {rank}") for rank in range(count)]
         children = [

@@ -21,9 +21,15 @@ from settings.declared import COMMANDS, ROOT
 NAMES = [
     re.compile(part)
     for part in (
-        r"`[^`]*`", r"'[^']*'", r'"[^"]*"', r"\([^()]*\)", r"（[^（）]*）", r"--?[\w=.,/<>:|-]+", r"\S*[/=_.<>\d]\S*",
+        r"`[^`]*`",
+        r"'[^']*'",
+        r'"[^"]*"',
+        r"\([^()]*\)",
+        r"（[^（）]*）",
+        r"--?[\w=.,/<>:|-]+",
+        r"\S*[/=_.<>\d]\S*",
     )
-]  # fmt: skip
+]
 PHRASE = re.compile(r"(?<![\w-])[a-z]+(?:,? [a-z]+){2,}(?![\w-])")
 WORDS = re.compile(
     r"(?<![\w-])(the|is|are|was|has|have|of|with|without|not|omit|allowed|use|give|write|and|or|it|its|there|this|that|"
@@ -133,7 +139,7 @@ plan --target=nope
 prepare --train_file=missing
 tokenizer --train_file=text.txt --vocab_size=3
 doctor --model_preset=nope
-""".strip().splitlines()  # fmt: skip
+""".strip().splitlines()
 
 # commands of the README, of a model and data that are small enough
 ROUND = """
@@ -153,7 +159,7 @@ train --train_file=labelled.jsonl --head=sequence --num_decoder_layers=0 --run_n
 prepare --train_file=pairs.jsonl --is_finetune=True
 tokenizer --train_file=texts.jsonl --vocab_size=500 --tokenizer_dir=tokenizer
 runs
-""".strip().splitlines()  # fmt: skip
+""".strip().splitlines()
 
 
 def english_of(screen: str) -> list[str]:

@@ -126,7 +126,9 @@ def test_the_sample_preset_gives_way_to_data_and_to_epochs() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    """YAML reads 1e-4 as text, `no` as False and 1_000 as a number; types come from the declaration. JSON, and groups."""
+    """YAML reads 1e-4 as text, `no` as False and 1_000 as a number; types come from the declaration. JSON, and
+    groups.
+    """
     file = tmp_path / "run.yaml"
     file.write_text(
         "learning_rate: 1e-4\nis_finetune: no\nrun_name: 5\nmax_steps: 1_000\nmemory_budget: 6G\ntrain_file: null\n"

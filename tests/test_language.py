@@ -1,4 +1,6 @@
-"""What is said in another language: every sentence is translated, with the same values, and programs still read English."""
+"""What is said in another language: every sentence is translated, with the same values, and programs still read
+English.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,16 @@ SENTENCE, CELL = re.compile(r"[A-Za-z]{3,} [a-z]{2,}"), re.compile(r"[a-z]+( [a-
 
 # parts whose texts are for programs and programmers: the API of a server, generated code, files in English
 ENGLISH_PARTS = (
-    "serving/", "common/web/", "frugalt5/", "devices/pointwise.py", "training/report/card.py",
-    "data/text/chat_templates.py", "data/batches/order.py", "model/rows.py", "common/units.py",
-)  # fmt: skip
+    "serving/",
+    "common/web/",
+    "frugalt5/",
+    "devices/pointwise.py",
+    "training/report/card.py",
+    "data/text/chat_templates.py",
+    "data/batches/order.py",
+    "model/rows.py",
+    "common/units.py",
+)
 PHRASE = re.compile(r"[A-Za-z]{2,},?( a)? [a-z]{2,}")
 COMMAND = re.compile(
     r": (import sys|from x import|from x.__main__ import|hf download|x -m pip|\[\.x\[\])"
@@ -160,7 +169,9 @@ def test_what_is_shown_is_said() -> None:
 
 
 def test_no_sentence_is_formatted() -> None:
-    """A text that is put together before it is a message has lost its translation: values are given beside the sentence."""
+    """A text that is put together before it is a message has lost its translation: values are given beside the
+    sentence.
+    """
     lost = []
     for path in SOURCES:
         if not path.relative_to(ROOT).as_posix().startswith(ENGLISH_PARTS):

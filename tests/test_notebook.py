@@ -1,4 +1,6 @@
-"""The notebooks are those that their script makes, and they run: the ones for Colab and Kaggle twice, the second time in a new session."""
+"""The notebooks are those that their script makes, and they run: the ones for Colab and Kaggle twice, the second time
+in a new session.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ IMPORTS = {
 }
 # a process with modules of its own whose names are those of a checkout, imported before or after
 THEIRS = "import config, data.rows, model"
-OURS = "import frugalt5.data.dataset; from frugalt5 import load, UserError; from frugalt5.common.child_process import call"
+OURS = (
+    "import frugalt5.data.dataset; from frugalt5 import load, UserError; from frugalt5.common.child_process import call"
+)
 BESIDE = """
 import sys
 path = list(sys.path)
@@ -100,8 +102,13 @@ def test_the_wheel_holds_the_program_below_one_name(wheel: Path) -> None:
     assert {name.split("/")[0].split("-")[0] for name in names} == {"frugalt5"}
     modules = [path.relative_to(ROOT) for path in (*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/**/*.py"))]
     wanted = {f"frugalt5/{path}" for path in modules if path.parts[0] not in LEFT_OUT and "cache" not in path.parts}
-    beside = ("board/static/main.js", "devices/kernels/common.h", "languages/zh.yaml", "presets/models.yaml",
-              "settings/aliases.yaml")  # fmt: skip
+    beside = (
+        "board/static/main.js",
+        "devices/kernels/common.h",
+        "languages/zh.yaml",
+        "presets/models.yaml",
+        "settings/aliases.yaml",
+    )
     wanted |= {f"frugalt5/{path}" for path in beside}
     assert not wanted - names and "frugalt5/setup.py" not in names
 
@@ -135,8 +142,17 @@ def test_it_trains_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    flags = ("--is_finetune=True", "--train_file=pairs.jsonl", "--tokenizer_type=byte", "--run_name=first", "--max_steps=2",
-             "--max_seq_len=16", "--device=cpu", "--memory_budget=2G", "--probe=False")  # fmt: skip
+    flags = (
+        "--is_finetune=True",
+        "--train_file=pairs.jsonl",
+        "--tokenizer_type=byte",
+        "--run_name=first",
+        "--max_steps=2",
+        "--max_seq_len=16",
+        "--device=cpu",
+        "--memory_budget=2G",
+        "--probe=False",
+    )
     told = run("frugalt5", "train", *flags)
     assert "  frugalt5 generate --model=model_save/first" in told and "train_low_mem.py" not in told
     goes_on = 'load("train", {"is_keep_training": True, "max_steps": 3})'

@@ -1,4 +1,6 @@
-"""Every command of the READMEs and of docs/ is one that works: it parses here, and those of the first hour are run in tests/end_to_end."""
+"""Every command of the READMEs and of docs/ is one that works: it parses here, and those of the first hour are run in
+tests/end_to_end.
+"""
 
 from __future__ import annotations
 

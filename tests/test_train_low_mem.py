@@ -1,4 +1,6 @@
-"""The command line, as a user meets it. Children of their own where a torch that ends the process shows that none was imported."""
+"""The command line, as a user meets it. Children of their own where a torch that ends the process shows that none was
+imported.
+"""
 
 from __future__ import annotations
 

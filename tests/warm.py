@@ -1,4 +1,6 @@
-"""Children that begin with torch and the program imported: a fork server spares each of them the seconds that this takes."""
+"""Children that begin with torch and the program imported: a fork server spares each of them the seconds that this
+takes.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def start(
     """Run code, or a file of it, in a child process.
 
     Args:
-        words: its `sys.argv[1:]`. out, error: files for what it prints. environment: all of its variables. folder: where it runs.
+        words: its `sys.argv[1:]`. out, error: files for what it prints. environment: all of its variables. folder:
+            where it runs.
     """
     context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
     if context.get_start_method() == "forkserver":

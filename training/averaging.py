@@ -1,8 +1,8 @@
 """The model that a run leaves behind: the best of its checkpoints, or the mean of its last ones where that is better.
 
-The mean takes no memory while the run trains: it is formed of the checkpoints that lie on the disk (`model.formats.mean`), when
-all steps are done and the engine has made room. It is evaluated as every checkpoint was, and is none itself: a run that goes
-on does so from its last checkpoint.
+The mean takes no memory while the run trains: it is formed of the checkpoints that lie on the disk
+(`model.formats.mean`), when all steps are done and the engine has made room. It is evaluated as every checkpoint was,
+and is none itself: a run that goes on does so from its last checkpoint.
 """
 
 from __future__ import annotations

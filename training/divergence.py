@@ -2,9 +2,9 @@
 
 A step whose loss or gradient is inf or nan is not applied, and the batch that it read is passed over: the same step is
 tried with the next one. After several in a row the weights are to blame, not the rows: the run goes back to its last
-checkpoint with half the learning rate; and where that has not helped several times it ends, because settings that differ
-so much from those asked for are another run. All of this is in the checkpoint's state, so that a resumed run reads
-the same rows at the same rate as one that was never interrupted.
+checkpoint with half the learning rate; and where that has not helped several times it ends, because settings that
+differ so much from those asked for are another run. All of this is in the checkpoint's state, so that a resumed run
+reads the same rows at the same rate as one that was never interrupted.
 Source: passing over the batches of a spike: Chowdhery et al. 2022 (arXiv 2204.02311), section 5.1.
 """
 
@@ -42,7 +42,9 @@ class Divergence:
         return 0.5**self.halvings
 
     def batch_of(self, step: int) -> int:
-        """Number of the batch, 0-based, that a step, counted from 1, reads: each the next one that was not passed over."""
+        """Number of the batch, 0-based, that a step, counted from 1, reads: each the next one that was not passed
+        over.
+        """
         batch = step - 1
         for passed in sorted(self.skipped):
             batch += passed <= batch

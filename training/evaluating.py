@@ -69,8 +69,12 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
         further.insert(0, say(", perplexity {perplexity}", perplexity=result.shown_perplexity()))
     sentence = say(
         "step {step}: evaluation loss {loss}{further} ({rows} of {all} rows)",
-        step=step, loss=f"{result.loss:.4f}", further=join("", further), rows=f"{result.rows:,}", all=f"{held_out:,}",
-    )  # fmt: skip
+        step=step,
+        loss=f"{result.loss:.4f}",
+        further=join("", further),
+        rows=f"{result.rows:,}",
+        all=f"{held_out:,}",
+    )
     if answered:
         count = f"{answered['answered_rows']:,}"
         sentence = join("; ", [sentence, say("{scores} ({rows} rows)", scores=join(", ", of_answers), rows=count)])
@@ -140,14 +144,25 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
         return [[one.tokens for one in best] for best in writer.ranked(inputs, several)]
 
     scores, samples, _ = generate_metrics(
-        answer, run.validation, run.tokenizer, settings, live.group,
-        rows=rows, batch_size=batch_size, names=live.score_names, shown=SHOWN, own=run.metrics, of=of,
-    )  # fmt: skip
+        answer,
+        run.validation,
+        run.tokenizer,
+        settings,
+        live.group,
+        rows=rows,
+        batch_size=batch_size,
+        names=live.score_names,
+        shown=SHOWN,
+        own=run.metrics,
+        of=of,
+    )
     return scores, samples
 
 
 def _loss(live: LiveRun, rows: range | None) -> Evaluation:
-    """Over the first `eval_rows` held-out rows, or those of a set, in smaller micro-batches where memory does not suffice."""
+    """Over the first `eval_rows` held-out rows, or those of a set, in smaller micro-batches where memory does not
+    suffice.
+    """
     group = live.group
     most = live.train.eval_rows
     while True:

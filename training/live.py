@@ -60,7 +60,8 @@ class LiveRun:
         self.checkpoints = Checkpoints(run.run_dir, self.train.keep_latest_n_ckp)
         self.is_main = run.group.is_main
         self.has_saved = False  # Whether this part of the run has written a checkpoint.
-        # The published model's answers are as long as it has been trained on, here or, as its base's folder says, before.
+        # The published model's answers are as long as it has been trained on, here or, as its base's folder says,
+        # before.
         longest, most = run.loader.longest_answer, config.generate.max_new_tokens
         longest = longest if most == GenerateConfig.max_new_tokens else max(longest, most)
         self.decoding = replace(config.generate, max_new_tokens=longest)
@@ -94,7 +95,9 @@ class LiveRun:
             self.monitor.watch(self.monitor.budget_bytes, from_now=True)
 
     def roll_back(self, reason: str) -> None:
-        """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
+        """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run
+        again.
+        """
         latest = self.group.broadcast(self.checkpoints.latest())
         self.run = rolled_back(self._beginning, latest, self.checkpoint_state())
         self.close()  # the disk has no room for two files of weights
@@ -113,13 +116,16 @@ class LiveRun:
         self.controller.before("averaging", self.state.step)
 
     def take(self, folder: Path) -> None:
-        """Go on with the weights of another folder, without anything that the optimizer has learnt: to evaluate them."""
+        """Go on with the weights of another folder, without anything that the optimizer has learnt: to evaluate
+        them.
+        """
         self.run = self._beginning.starting_from(folder, self.state, is_resumed=False)
         self._build()
 
     def take_published(self) -> bool:
-        """Go on with the weights that are published, where the run has gone past them: to show what they write. False: they cannot be
-        had any more, as where an adapter's base is gone by now; the run is done all the same, and has no weights.
+        """Go on with the weights that are published, where the run has gone past them: to show what they write. False:
+        they cannot be had any more, as where an adapter's base is gone by now; the run is done all the same, and has no
+        weights.
         """
         best = self.group.run_on_main(lambda: self.checkpoints.named_best() or self.checkpoints.latest())
         # machines need not share a disk

@@ -1,7 +1,7 @@
 """A trained model in memory, inside the budget, and the answers that it writes there.
 
-It is held by the first rung of `memory.answers` that fits, and computed in what this device multiplies fast. Where the folder holds an
-adapter, its base is loaded and the adapter put on.
+It is held by the first rung of `memory.answers` that fits, and computed in what this device multiplies fast. Where the
+folder holds an adapter, its base is loaded and the adapter put on.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class LoadedModel:
         return self.held.answering(replace(batch, choices=choices))
 
     def reserve_reading(self, parts: Mapping[str, int]) -> int:
-        """Bytes that the child that reads a file may hold: a quarter of what is left, within bounds. They count as taken from now on.
+        """Bytes that the child that reads a file may hold: a quarter of what is left, within bounds. They count as
+        taken from now on.
 
         Args:
             parts: what the least work beside it takes, the least of reading included: component -> bytes.
@@ -243,7 +244,8 @@ def _hold(
         held = min(candidates, key=lambda candidate: candidate.weight_bytes)
         if held.base_bytes + held.weight_bytes > total:
             raise DoesNotFit(
-                "--memory_budget = {total_bytes}, does not hold the model's {size} of weights beside {base_bytes} of the "
+                "--memory_budget = {total_bytes}, does not hold the model's {size} of weights beside {base_bytes} of "
+                "the "
                 "program; raise it to {least} or more, or try --mixed_precision=bf16",
                 total_bytes=format_size(total),
                 size=format_size(held.weight_bytes),
@@ -251,6 +253,9 @@ def _hold(
                 least=typed_size(sum(held.answering(least).values())),
             )
     if requested == AUTO and held.plan.storage not in (stored, compute):
-        text = "weights rounded to {dtype}, as {budget} of memory does not hold them as they are; --mixed_precision=no forbids that"
+        text = (
+            "weights rounded to {dtype}, as {budget} of memory does not hold them as they are; "
+            "--mixed_precision=no forbids that"
+        )
         note(say(text, dtype=WORDS[held.plan.storage], budget=format_size(total)))
     return held

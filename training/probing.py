@@ -1,9 +1,9 @@
 """The child process of `memory.probe`, which runs a plan's largest steps; it writes no file.
 
-The same parts as in a run, made by the same function, see rows of the planned lengths with random ids: load, evaluation,
-the steps (with the optimizer's state from the second on), evaluation again, and a few answers. The peak of each phase is
-the kernel's own, or the device's. A budget that is overrun ends this process; the run itself is not touched.
-Source: proc_pid_status(5), VmHWM; proc_pid_clear_refs(5), value 5; getrusage(2).
+The same parts as in a run, made by the same function, see rows of the planned lengths with random ids: load,
+evaluation, the steps (with the optimizer's state from the second on), evaluation again, and a few answers. The peak of
+each phase is the kernel's own, or the device's. A budget that is overrun ends this process; the run itself is not
+touched. Source: proc_pid_status(5), VmHWM; proc_pid_clear_refs(5), value 5; getrusage(2).
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def restart_peak(root: Path = ROOT) -> None:
 def peak_bytes(root: Path = ROOT) -> int:
     """The most anonymous memory of this process since `restart_peak`, in bytes.
 
-    Samples miss what lives between them; the kernel does not. Without /proc it is the most resident memory of the process's
-    whole life, so that a later figure is at least the earlier ones.
+    Samples miss what lives between them; the kernel does not. Without /proc it is the most resident memory of the
+    process's whole life, so that a later figure is at least the earlier ones.
     """
     if has_proc(root):
         status = sizes_of(root / "proc/self/status")

@@ -89,19 +89,35 @@ class Recorder:
         if left is not None:
             figures |= {"seconds_left": left.seconds, "seconds_left_low": left.low, "seconds_left_high": left.high}
             time_left = say(
-                "step {step}: {time} left, measured on the steps so far", step=step, time=about(left.seconds, left.low, left.high)
-            )  # fmt: skip
+                "step {step}: {time} left, measured on the steps so far",
+                step=step,
+                time=about(left.seconds, left.low, left.high),
+            )
         logger.debug(
-            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s memory {} peak {} of {}", step, mean, rate, speed,
+            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s memory {} peak {} of {}",
+            step,
+            mean,
+            rate,
+            speed,
             *map(format_size, (used, peak, plan.budget_bytes)),
-        )  # fmt: skip
+        )
         log.event(
-            "step", time_left, step=step, loss=mean, learning_rate=rate, tokens=tokens,
-            seconds=round(seconds, 4), tokens_per_second=round(speed, 1),
+            "step",
+            time_left,
+            step=step,
+            loss=mean,
+            learning_rate=rate,
+            tokens=tokens,
+            seconds=round(seconds, 4),
+            tokens_per_second=round(speed, 1),
             batch_size_per_gpu=plan.choice.batch_size_per_gpu,
-            gradient_accumulation_steps=plan.choice.gradient_accumulation_steps, memory_bytes=used,
-            peak_bytes=peak, budget_bytes=plan.budget_bytes, time=round(time.time(), 2), **figures,
-        )  # fmt: skip
+            gradient_accumulation_steps=plan.choice.gradient_accumulation_steps,
+            memory_bytes=used,
+            peak_bytes=peak,
+            budget_bytes=plan.budget_bytes,
+            time=round(time.time(), 2),
+            **figures,
+        )
         self.note_peak(step)
 
     def note_peak(self, step: int) -> None:
@@ -115,11 +131,15 @@ class Recorder:
             what = say("RAM") if is_ram else say("the peak")
             log.tell(
                 say(
-                    "step {step}: {what} of {peak} exceeds the budget of {budget}; the run continues, saves, and ends with "
+                    "step {step}: {what} of {peak} exceeds the budget of {budget}; the run continues, saves, and "
+                    "ends with "
                     "exit code 3",
-                    step=step, what=what, peak=format_size(held), budget=format_size(most),
+                    step=step,
+                    what=what,
+                    peak=format_size(held),
+                    budget=format_size(most),
                 )
-            )  # fmt: skip
+            )
 
     def end(self, prompt: str) -> Summary:
         """The summary, and what may be typed next, with `prompt` as an example."""
@@ -150,18 +170,28 @@ class Recorder:
         has_own_memory = live.device.is_separate_memory
         counted = int(live.group.all_reduce_max(max(monitor.counted_peak_bytes, self._over_bytes))[0])
         return Summary(
-            steps=state.step, steps_here=self._steps, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
-            first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
+            steps=state.step,
+            steps_here=self._steps,
+            seconds=self._seconds,
+            tokens_per_second=self._tokens / max(self._seconds, 1e-9),
+            first_eval_loss=state.first_eval_loss,
+            best_eval_loss=state.best_eval_loss,
             best_evaluation=state.best_evaluation,
-            planned_peak_bytes=self._plan.peak_bytes, measured_peak_bytes=int(live.group.all_reduce_max(self._peak_bytes())[0]),
-            budget_bytes=controller.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
+            planned_peak_bytes=self._plan.peak_bytes,
+            measured_peak_bytes=int(live.group.all_reduce_max(self._peak_bytes())[0]),
+            budget_bytes=controller.plan.budget_bytes,
+            phase_peaks=dict(monitor.phase_peaks),
             host_peak_bytes=int(live.group.all_reduce_max(monitor.counted_peak_bytes)[0]) if has_own_memory else None,
             counted_peak_bytes=None if has_own_memory else counted,
             host_budget_bytes=monitor.budget_bytes if has_own_memory else None,
-            care_seconds=monitor.cost_seconds + controller.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
-            first_over=live.group.first_of(self._over()), model_dir=str(live.run.run_dir), metrics_file=str(live.log.path),
-            skipped_batches=len(live.divergence.skipped), rate_factor=live.divergence.rate_factor,
-        )  # fmt: skip
+            care_seconds=monitor.cost_seconds + controller.cleaner.total_seconds,
+            watched_seconds=monitor.watched_seconds(),
+            first_over=live.group.first_of(self._over()),
+            model_dir=str(live.run.run_dir),
+            metrics_file=str(live.log.path),
+            skipped_batches=len(live.divergence.skipped),
+            rate_factor=live.divergence.rate_factor,
+        )
 
     def _over(self) -> str | None:
         live = self.live
@@ -176,7 +206,8 @@ class Recorder:
         return when if live.is_main else say("{when}, on process {rank}", when=when, rank=live.group.rank)
 
     def _counted(self) -> tuple[bool, int, int]:
-        """Of the plan's memory, or of RAM beside it where that is nearer to its budget: whether it is RAM, peak, and budget.
+        """Of the plan's memory, or of RAM beside it where that is nearer to its budget: whether it is RAM, peak, and
+        budget.
 
         RAM is counted since the budget is what it is: the machine may have had more to give before.
         """

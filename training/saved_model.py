@@ -1,11 +1,12 @@
 """`SavedModel.read(folder)`: what the folder of a trained model says of it, before torch is imported.
 
-It may be a run, one of its checkpoints, a folder published for Hugging Face, or an adapter, whose base lies elsewhere. Of adapter and
-base, the shape is the base's, but for the head that was trained beside the adapter; all else is the adapter's where it says so.
+It may be a run, one of its checkpoints, a folder published for Hugging Face, or an adapter, whose base lies elsewhere.
+Of adapter and base, the shape is the base's, but for the head that was trained beside the adapter; all else is the
+adapter's where it says so.
 
-Shape and names of labels are conditions: what the user names otherwise is refused (`shape_conflicts`). Settings of answers, the form of
-an adapter, and lengths and columns of the rows it was trained on are a layer: `Config.with_saved` takes them where the user has named
-nothing, and `saved_note` says so in one line.
+Shape and names of labels are conditions: what the user names otherwise is refused (`shape_conflicts`). Settings of
+answers, the form of an adapter, and lengths and columns of the rows it was trained on are a layer: `Config.with_saved`
+takes them where the user has named nothing, and `saved_note` says so in one line.
 """
 
 from __future__ import annotations
@@ -158,7 +159,9 @@ class SavedModel:
 
     @property
     def adapter_form(self) -> dict[str, Any]:
-        """The form of the adapter but for its rank, as settings that a run which goes on with it takes over; of a whole model none."""
+        """The form of the adapter but for its rank, as settings that a run which goes on with it takes over; of a whole
+        model none.
+        """
         if not self.adapters:
             return {}
         form = form_settings(read_info(self.top).settings)
@@ -220,7 +223,8 @@ class SavedModel:
 
 
 def find_model(config: Config) -> SavedModel:
-    """The model that `--model` names, with its adapters; auto: the base of the adapter that is named, else the newest run's model.
+    """The model that `--model` names, with its adapters; auto: the base of the adapter that is named, else the newest
+    run's model.
 
     Raises:
         UserError: it is not there.

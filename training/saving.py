@@ -1,6 +1,7 @@
 """When and how a checkpoint is written, by the main process alone.
 
-Before that the model has to show that it is sound: that a step's loss was finite says nothing of what its update has left.
+Before that the model has to show that it is sound: that a step's loss was finite says nothing of what its update has
+left.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], group: Group) 
     """Whether a model may be saved: weights and optimizer state are finite, and so is a loss that is formed with them.
 
     Args:
-        micro_batches: micro-batches to form it of; where memory does not suffice even for that, the weights alone answer.
+        micro_batches: micro-batches to form it of; where memory does not suffice even for that, the weights alone
+            answer.
     Returns:
         the same on all processes, which ask together.
     Memory: a forward without gradients.

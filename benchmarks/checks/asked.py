@@ -1,4 +1,6 @@
-"""The tests most likely to notice a mutation of a file: those beside it first, then those that import it directly, then indirectly."""
+"""The tests most likely to notice a mutation of a file: those beside it first, then those that import it directly, then
+indirectly.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ IMPORT = re.compile(r"^ *(?:from ([\w.]+) import (\([^)]*\)|.*)|import ([\w.]+))
 
 @cache
 def noticed_by(file: str, most: int) -> tuple[str, ...]:
-    """The files of tests to ask, the likeliest first; of those that know the file alike, those that start other processes last."""
+    """The files of tests to ask, the likeliest first; of those that know the file alike, those that start other
+    processes last.
+    """
     module, wing = _module_of(ROOT / file), ROOT / file.split("/")[0]
     beside, package = ROOT / "tests" / Path(file).parent, module.rpartition(".")[0]
     mirrored = beside / f"test_{Path(file).stem}.py"
@@ -33,9 +37,15 @@ def noticed_by(file: str, most: int) -> tuple[str, ...]:
         known = imported(test)
         is_apart = beside not in test.parents
         return (
-            test not in quick, test != mirrored, test.parent != beside or not test.stem.startswith(mirrored.stem), module not in known, not SLOW.isdisjoint(known), test not in subjects,
-            is_apart and known.isdisjoint(through), is_apart,
-        )  # fmt: skip
+            test not in quick,
+            test != mirrored,
+            test.parent != beside or not test.stem.startswith(mirrored.stem),
+            module not in known,
+            not SLOW.isdisjoint(known),
+            test not in subjects,
+            is_apart and known.isdisjoint(through),
+            is_apart,
+        )
 
     def fits(test: Path) -> bool:
         return test in subjects or test.parent == beside or not imported(test).isdisjoint({module, *through})
@@ -46,7 +56,9 @@ def noticed_by(file: str, most: int) -> tuple[str, ...]:
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """The modules that a file imports, itself or by the scripts beside it that it starts; what comes from a package may be one."""
+    """The modules that a file imports, itself or by the scripts beside it that it starts; what comes from a package may
+    be one.
+    """
     text = path.read_text(encoding="utf8")
     found = set[str]()
     for module, names, plain in IMPORT.findall(text):

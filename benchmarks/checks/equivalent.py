@@ -5,14 +5,22 @@ from __future__ import annotations
 # (file, first line of the statement, before, after): why
 SAME: dict[tuple[str, str, str, str], str] = {
     (
-        "engine/objectives/preference.py", "return torch.where(margins.abs() <= ROUNDING * size, 0.5, (margins > 0).double())",
-        "margins.abs() <= ROUNDING * size", "margins.abs() < ROUNDING * size",
+        "engine/objectives/preference.py",
+        "return torch.where(margins.abs() <= ROUNDING * size, 0.5, (margins > 0).double())",
+        "margins.abs() <= ROUNDING * size",
+        "margins.abs() < ROUNDING * size",
     ): "they differ where both answers have probability 1, which no head of more than one word gives",
     ("memory/estimate/blocks.py", "return 0", "0", "1"): "one byte",
     (
-        "memory/estimate/blocks.py", "is_fused: bool = False", "False", "True",
+        "memory/estimate/blocks.py",
+        "is_fused: bool = False",
+        "False",
+        "True",
     ): "who counts for a GPU says it; on a CPU nobody looks at it",
     (
-        "training/checkpoints/folder.py", "named = self.folder / name_of(step) if type(step) is int and step >= 0 else None", "0", "1",
+        "training/checkpoints/folder.py",
+        "named = self.folder / name_of(step) if type(step) is int and step >= 0 else None",
+        "0",
+        "1",
     ): "no checkpoint is of step 0",
-}  # fmt: skip
+}

@@ -1,9 +1,10 @@
-"""Damaged and hostile files against every reader: `python -m benchmarks.checks.fuzz --minutes=60 [--kinds=a.parquet,sums] [--first=0]`.
+"""Damaged and hostile files against every reader: `python -m benchmarks.checks.fuzz --minutes=60
+[--kinds=a.parquet,sums] [--first=0]`.
 
-All kinds of files that this program reads take turns, a portion of copies of each, until the time is up: damaged copies of
-sound ones, and sound ones that are absurd (see `benchmarks/fuzzing/mutations.py`). Each is read, or told in a sentence; a traceback, a
-crash of the interpreter and more memory than a reader may take are findings, and give the exit code 1.
-Copy N of a kind is the same in every run; `--first` names the portion to go on with.
+All kinds of files that this program reads take turns, a portion of copies of each, until the time is up: damaged copies
+of sound ones, and sound ones that are absurd (see `benchmarks/fuzzing/mutations.py`). Each is read, or told in a
+sentence; a traceback, a crash of the interpreter and more memory than a reader may take are findings, and give the exit
+code 1. Copy N of a kind is the same in every run; `--first` names the portion to go on with.
 """
 
 from __future__ import annotations
@@ -56,11 +57,17 @@ def main() -> int:
     write_figures(
         "fuzz",
         {
-            "minutes": round((time.monotonic() - began) / 60), "kinds": len(found), "portions": [asked.first, last],
-            "copies": total.copies, "read": total.read, "told": total.told, "bad": total.bad, "budget_bytes": BUDGET,
+            "minutes": round((time.monotonic() - began) / 60),
+            "kinds": len(found),
+            "portions": [asked.first, last],
+            "copies": total.copies,
+            "read": total.read,
+            "told": total.told,
+            "bad": total.bad,
+            "budget_bytes": BUDGET,
             "by_kind": {kind: {"read": o.read, "told": o.told, "bad": len(o.bad)} for kind, o in found.items()},
         },
-    )  # fmt: skip
+    )
     return int(bool(total.bad))
 
 

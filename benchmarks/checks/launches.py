@@ -1,12 +1,14 @@
-"""GPU kernels and memory traffic of the engine's step, traced without a GPU: `python -m benchmarks.checks.launches [WORK ...]`.
+"""GPU kernels and memory traffic of the engine's step, traced without a GPU: `python -m benchmarks.checks.launches
+[WORK ...]`.
 
-    WORK           standard, ultra, dropout, fp16, ragged, all-three, clipping, adamw, adamw-8bit, muon, processes (t5-base,
+    WORK           standard, ultra, dropout, fp16, ragged, all-three, clipping, adamw, adamw-8bit, muon, processes
+    (t5-base,
                    bf16, CUDA), mps (t5-small); by default all
     --layers=0     of each stack; 0: as many as the model has     --write=True   into docs/benchmarks.md
 
-Counted are the kernels that torch starts, the places where the host waits for the device, copies from the host, and what the
-tensors alive take at most, beside what the plan says of it. Nothing is timed, and nothing has run on a GPU: see
-`benchmarks.traced.tracing` for how it is counted.
+Counted are the kernels that torch starts, the places where the host waits for the device, copies from the host, and
+what the tensors alive take at most, beside what the plan says of it. Nothing is timed, and nothing has run on a GPU:
+see `benchmarks.traced.tracing` for how it is counted.
 """
 
 from __future__ import annotations
@@ -68,10 +70,17 @@ def main(arguments: list[str]) -> None:
             "planned_bytes": planned,
         }
         figures[name] = found
-        rows.append([
-            name, f"{tracer.launches:,} of {most:,}", f"{tracer.waits.total()} of {waits}", str(tracer.uploads.total()),
-            f"{tracer.moved_bytes / 1e9:,.0f} GB", format_size(tracer.peak_bytes), f"{planned / tracer.peak_bytes - 1:+.0%}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{tracer.launches:,} of {most:,}",
+                f"{tracer.waits.total()} of {waits}",
+                str(tracer.uploads.total()),
+                f"{tracer.moved_bytes / 1e9:,.0f} GB",
+                format_size(tracer.peak_bytes),
+                f"{planned / tracer.peak_bytes - 1:+.0%}",
+            ]
+        )
         print(markdown(HEAD, rows[-1:]), flush=True)
     body = f"{markdown(HEAD, rows)}\n\n{NOTE}"
     if options["write"] == "True":
@@ -82,8 +91,10 @@ HEAD = ["work", "kernels", "host waits", "copies from the host", "read and writt
 NOTE = (
     "Traced on tensors without data, on the processor named above; no figure of this table was measured on a GPU. "
     "t5-base in bf16, 128 "
-    "rows of 512 + 114 tokens in one micro-batch: all blocks saved, none (`ultra`), with dropout 0.1, in fp16 with a scaled loss, and 64 rows of 20 to 300 "
-    "tokens (`ragged`); then as the first, with the global norm clipped, with other optimizers, and as one of two processes, whose "
+    "rows of 512 + 114 tokens in one micro-batch: all blocks saved, none (`ultra`), with dropout 0.1, in fp16 with a "
+    "scaled loss, and 64 rows of 20 to 300 "
+    "tokens (`ragged`); then as the first, with the global norm clipped, with other optimizers, and as one of two "
+    "processes, whose "
     "collectives count as kernels; `mps`: t5-small in fp32, 8 rows. The limit comes after `of`."
 )
 

@@ -1,10 +1,11 @@
-"""Mutation testing: `python -m benchmarks.checks.mutants --times=300 [--processes=2] [--only=memory/plan.py] [--again]`.
+"""Mutation testing: `python -m benchmarks.checks.mutants --times=300 [--processes=2] [--only=memory/plan.py]
+[--again]`.
 
-Slips (`slips.py`) are made one at a time in a copy of everything, and the tests that know the file (`asked.py`) are run: where
-they pass, the change is a survivor, told with its line. What is tried is noted at once, below data/cache, and not tried
-a second time while the function around it stays as it is. `--again` tries what has survived, against more tests and those
-written since; what can change nothing is in `equivalent.py`, with the reason. The figures go into docs/reliability.md.
-Works where processes can fork.
+Slips (`slips.py`) are made one at a time in a copy of everything, and the tests that know the file (`asked.py`) are
+run: where they pass, the change is a survivor, told with its line. What is tried is noted at once, below data/cache,
+and not tried a second time while the function around it stays as it is. `--again` tries what has survived, against more
+tests and those written since; what can change nothing is in `equivalent.py`, with the reason. The figures go into
+docs/reliability.md. Works where processes can fork.
 """
 
 from __future__ import annotations
@@ -135,15 +136,18 @@ def figures(every: Sequence[Mutant]) -> dict[str, Any]:
     lost = [mutant for mutant, results in tried.items() if results[-1]]
     same = {mutant: SAME[mutant.parts] for mutant in lost if mutant.parts in SAME}
     counted = {
-        "tried": Counter(map(_wing, tried)), "survived_at_first": Counter(map(_wing, first)),
+        "tried": Counter(map(_wing, tried)),
+        "survived_at_first": Counter(map(_wing, first)),
         "noticed_since": Counter(_wing(mutant) for mutant in first if mutant not in lost),
-        "equivalent": Counter(map(_wing, same)), "left": Counter(_wing(mutant) for mutant in lost if mutant not in same),
-    }  # fmt: skip
+        "equivalent": Counter(map(_wing, same)),
+        "left": Counter(_wing(mutant) for mutant in lost if mutant not in same),
+    }
     return {
-        "possible": len(every), **{name: count.total() for name, count in counted.items()},
+        "possible": len(every),
+        **{name: count.total() for name, count in counted.items()},
         "by_wing": {wing: {name: count[wing] for name, count in counted.items()} for wing in sorted(counted["tried"])},
         "survivors": [{**asdict(mutant), "equivalent": same.get(mutant, "")} for mutant in lost],
-    }  # fmt: skip
+    }
 
 
 def _wing(mutant: Mutant) -> str:
@@ -153,9 +157,12 @@ def _wing(mutant: Mutant) -> str:
 def body(found: dict[str, Any]) -> str:
     """What is said of the figures, as Markdown."""
     titles = {
-        "tried": "tried", "survived_at_first": "survived the first tests run", "noticed_since": "of these found by more tests, or by new ones",
-        "equivalent": "no effect on a guarantee", "left": "left",
-    }  # fmt: skip
+        "tried": "tried",
+        "survived_at_first": "survived the first tests run",
+        "noticed_since": "of these found by more tests, or by new ones",
+        "equivalent": "no effect on a guarantee",
+        "left": "left",
+    }
     rows = [[wing, *(str(counts[name]) for name in titles)] for wing, counts in found["by_wing"].items()]
     rows.append(["in all", *(str(found[name]) for name in titles)])
     return f"{found['tried']} of {found['possible']} possible changes, drawn by their names.\n\n" + markdown(
@@ -185,7 +192,10 @@ def main() -> None:
         assert passed == [True], f"the tests of {sound.file} fail as it is"
     try_all(wanted, asked.processes, told, asked.minutes, MOST_AGAIN if asked.again else MOST_TEST_FILES)
     found = figures(drawn([]))
-    print(f"{found['tried']} of {found['possible']} tried, {found['survived_at_first']} survived at first, {found['left']} left")  # fmt: skip
+    print(
+        f"{found['tried']} of {found['possible']} tried, {found['survived_at_first']} survived at first, "
+        f"{found['left']} left"
+    )
     write_part(PAGE, "mutants", "Mutation tests", body(found), found)
 
 

@@ -1,7 +1,8 @@
 """The README's table of models and machines, as `plan` answers: `python -m benchmarks.checks.plan_table`.
 
-In the READMEs a figure is the predicted peak of full-parameter training at effective batch 16, span corruption with 512 + 114 tokens,
-Adafactor; "-" where no plan fits. In docs/finetuning.md a cell is the predicted peak of finetuning ByT5 and the hours for 10,000 pairs.
+In the READMEs a figure is the predicted peak of full-parameter training at effective batch 16, span corruption with 512
++ 114 tokens, Adafactor; "-" where no plan fits. In docs/finetuning.md a cell is the predicted peak of finetuning ByT5
+and the hours for 10,000 pairs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Mutations of a file, one token each: a comparison, a number by one, a negated condition, a statement left out.
 
-A slip is named by the function around it, what stood there and what stands there now, so that a change elsewhere in the file
-leaves its name as it was: what came of it stays known. Which are tried first is drawn by that name. Source: DeMillo, Lipton,
-Sayward 1978, "Hints on Test Data Selection".
+A slip is named by the function around it, what stood there and what stands there now, so that a change elsewhere in the
+file leaves its name as it was: what came of it stays known. Which are tried first is drawn by that name. Source:
+DeMillo, Lipton, Sayward 1978, "Hints on Test Data Selection".
 """
 
 from __future__ import annotations
@@ -19,20 +19,40 @@ from typing import Any
 from benchmarks.page import ROOT
 
 TARGETS = (
-    "memory/**/*.py", "engine/**/*.py", "data/batches/order.py", "common/storage.py", "model/formats/checksums.py",
+    "memory/**/*.py",
+    "engine/**/*.py",
+    "data/batches/order.py",
+    "common/storage.py",
+    "model/formats/checksums.py",
     "training/checkpoints/*.py",
-)  # fmt: skip
+)
 SWAPPED: dict[type[ast.AST], Any] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.Div: ast.Mult,
+}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: the file, which of its nodes, how it reads, the statement that it stands in, and a name that stays."""
+    """One change: the file, which of its nodes, how it reads, the statement that it stands in, and a name that
+    stays.
+    """
 
     file: str
     node: int

@@ -1,8 +1,10 @@
-"""Token ids compared with the library that defines the tokenizer: `python -m benchmarks.checks.tokenizer_ids [--texts=100000]`.
+"""Token ids compared with the library that defines the tokenizer: `python -m benchmarks.checks.tokenizer_ids
+[--texts=100000]`.
 
-Texts are drawn from the letters that Unicode assigns to thirty scripts, composed and decomposed, with indents, tabs, line ends,
-emoji, direction marks and names of special tokens; every thousandth has 200,000 letters. SentencePiece is the reference of
-its models, transformers of folders with `tokenizer.json`, of ByT5 and of CodeT5. Exit code 1 where any text differs.
+Texts are drawn from the letters that Unicode assigns to thirty scripts, composed and decomposed, with indents, tabs,
+line ends, emoji, direction marks and names of special tokens; every thousandth has 200,000 letters. SentencePiece is
+the reference of its models, transformers of folders with `tokenizer.json`, of ByT5 and of CodeT5. Exit code 1 where any
+text differs.
 """
 
 from __future__ import annotations
@@ -21,10 +23,37 @@ from benchmarks.page import markdown, show_section
 from data.tokenizers.tokenizer import Tokenizer
 
 SCRIPTS = (
-    "LATIN", "GREEK", "CYRILLIC", "ARMENIAN", "HEBREW", "ARABIC", "SYRIAC", "DEVANAGARI", "BENGALI", "GURMUKHI", "GUJARATI",
-    "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "THAI", "LAO", "TIBETAN", "MYANMAR", "GEORGIAN", "HANGUL", "ETHIOPIC",
-    "CHEROKEE", "KHMER", "MONGOLIAN", "HIRAGANA", "KATAKANA", "CJK", "HALFWIDTH",
-)  # fmt: skip
+    "LATIN",
+    "GREEK",
+    "CYRILLIC",
+    "ARMENIAN",
+    "HEBREW",
+    "ARABIC",
+    "SYRIAC",
+    "DEVANAGARI",
+    "BENGALI",
+    "GURMUKHI",
+    "GUJARATI",
+    "TAMIL",
+    "TELUGU",
+    "KANNADA",
+    "MALAYALAM",
+    "SINHALA",
+    "THAI",
+    "LAO",
+    "TIBETAN",
+    "MYANMAR",
+    "GEORGIAN",
+    "HANGUL",
+    "ETHIOPIC",
+    "CHEROKEE",
+    "KHMER",
+    "MONGOLIAN",
+    "HIRAGANA",
+    "KATAKANA",
+    "CJK",
+    "HALFWIDTH",
+)
 FORMS: tuple[Any, ...] = ("NFC", "NFD", "NFKC", "NFKD", "")
 BETWEEN = (" ", " ", " ", "  ", "    ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u200d", "\u200f", "\u2028", "", ", ")
 ODD = (
@@ -85,9 +114,14 @@ def sentencepiece_folder(folder: Path, **options: Any) -> Callable[[str], list[i
     out = io.BytesIO()
     given = {"model_type": "unigram", "vocab_size": 8000, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts(3000, 1, long_letters=100), model_writer=out, hard_vocab_limit=False, num_threads=1,
-        minloglevel=2, character_coverage=0.99, **{**given, **options},
-    )  # fmt: skip
+        sentence_iterator=texts(3000, 1, long_letters=100),
+        model_writer=out,
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+        character_coverage=0.99,
+        **{**given, **options},
+    )
     folder.mkdir()
     (folder / "spiece.model").write_bytes(out.getvalue())
     return sentencepiece.SentencePieceProcessor(model_proto=out.getvalue()).encode
@@ -135,12 +169,13 @@ KINDS: dict[str, tuple[bool, Callable[[Path], Callable[[str], list[int]]]]] = {
         lambda folder: sentencepiece_folder(folder, remove_extra_whitespaces=False, normalization_rule_name="identity"),
     ),
     "SentencePiece unigram, blank as suffix": (
-        False, lambda folder: sentencepiece_folder(folder, treat_whitespace_as_suffix=True)
+        False,
+        lambda folder: sentencepiece_folder(folder, treat_whitespace_as_suffix=True),
     ),
     "tokenizer.json of T5": (True, lambda folder: transformers_folder(folder, "T5")),
     "ByT5": (True, lambda folder: transformers_folder(folder, "ByT5")),
     "CodeT5": (True, lambda folder: transformers_folder(folder, "Roberta")),
-}  # fmt: skip
+}
 
 
 def differing(kind: str, folder: Path, count: int, long_letters: int = LONG_LETTERS) -> list[str]:

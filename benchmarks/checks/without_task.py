@@ -1,7 +1,7 @@
 """Does anything but its own tests need a task? python -m benchmarks.checks.without_task preferences [TESTS ...]
 
-A copy of the tree loses a file of `tasks/` and its entries in the table of tasks. Tests that fail there and not here are
-printed: they should be those of the task.
+A copy of the tree loses a file of `tasks/` and its entries in the table of tasks. Tests that fail there and not here
+are printed: they should be those of the task.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A process that ends, or a disk that fails, at each change of the disk.
 
-Every call of `os` that changes names, and fsync, is counted; what goes wrong at which of them is a `Fault`. A run that is
-to be killed at random has its moment drawn inside a named function, by the processor time spent in it: a machine that is
-busy or stopped for a while does not move it.
+Every call of `os` that changes names, and fsync, is counted; what goes wrong at which of them is a `Fault`. A run that
+is to be killed at random has its moment drawn inside a named function, by the processor time spent in it: a machine
+that is busy or stopped for a while does not move it.
 
 After a loss of power two worlds are possible, and both are made: names are on the disk and contents that nobody waited
 for are not (files become empty), or renames that nobody waited for are undone as well.
@@ -39,7 +39,8 @@ class Fault:
             call fails), power (see the module).
         at: number of the change. is_after: after it, not before. error: number of the failure; from then on all fail.
         function: `module:name`, during whose call `call` the process ends after `seconds` of processor time.
-        log: file for what was counted. rank: of the process that is meant, where several run; None: whichever reads this.
+        log: file for what was counted. rank: of the process that is meant, where several run; None: whichever reads
+            this.
         below: the folder whose state is traced, or that loses power.
         undoes: whether a loss of power undoes what was renamed or made and not waited for.
     """

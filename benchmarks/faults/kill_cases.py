@@ -1,7 +1,7 @@
 """Commands to kill, what must be intact afterwards, and the result of the same command given again.
 
-A case is a command of the program in a folder of its own, and an unbroken run of it to be compared with. Every file that
-the unbroken run leaves has to be there again, bit for bit, but for those that hold times and places.
+A case is a command of the program in a folder of its own, and an unbroken run of it to be compared with. Every file
+that the unbroken run leaves has to be there again, bit for bit, but for those that hold times and places.
 """
 
 from __future__ import annotations
@@ -26,20 +26,48 @@ from training.report.run_files import METRICS_FILE, EventReader
 STEPS, SAVE_STEPS, RUN = 8, 3, "r"
 KEEP, KEEP_ALL = "--keep_latest_n_ckp=1", "--keep_latest_n_ckp=99"
 SHAPE = (
-    "--d_model=32", "--d_kv=16", "--d_ff=64", "--num_heads=2", "--num_layers=1", "--num_decoder_layers=2",
+    "--d_model=32",
+    "--d_kv=16",
+    "--d_ff=64",
+    "--num_heads=2",
+    "--num_layers=1",
+    "--num_decoder_layers=2",
     "--vocab_size=1056",
-)  # fmt: skip
+)
 WORK = (
-    "--max_seq_len=64", f"--max_steps={STEPS}", f"--save_steps={SAVE_STEPS}", "--eval_steps=4", "--eval_rows=8", "--effective_batch_size=7",
-    "--mixed_precision=no", "--seed=5", "--sample_rows=0", "--log_steps=1", "--memory_budget=4G",
-    "--memory_mode=low", KEEP,  # what malloc keeps follows the measured peak, which may change from run to run
-)  # fmt: skip
+    "--max_seq_len=64",
+    f"--max_steps={STEPS}",
+    f"--save_steps={SAVE_STEPS}",
+    "--eval_steps=4",
+    "--eval_rows=8",
+    "--effective_batch_size=7",
+    "--mixed_precision=no",
+    "--seed=5",
+    "--sample_rows=0",
+    "--log_steps=1",
+    "--memory_budget=4G",
+    "--memory_mode=low",
+    KEEP,  # what malloc keeps follows the measured peak, which may change from run to run
+)
 CHANGING = ("run.json", "settings.json")  # times and places
 MEASURED = (b"| planned peak |", b"| measured peak |", b"| time")  # lines of a model's card
 HIDDEN = (".tmp-", ".old-", ".partial", ".tmp", "owner.json")
 WORDS = (
-    "the", "river", "runs", "under", "a", "stone", "bridge", "where", "small", "boats", "wait", "for", "morning", "light",
-)  # fmt: skip
+    "the",
+    "river",
+    "runs",
+    "under",
+    "a",
+    "stone",
+    "bridge",
+    "where",
+    "small",
+    "boats",
+    "wait",
+    "for",
+    "morning",
+    "light",
+)
 Words = tuple[str, ...]
 LOGS = "logs/"  # The files of a folder with times in them.
 
@@ -88,9 +116,13 @@ class World:
     def places(self, folder: Path) -> Words:
         """Where a run reads and writes."""
         return (
-            f"--output_dir={folder / 'runs'}", f"--log_dir={folder / 'logs'}", f"--cache_dir={self.cache}",
-            f"--run_name={RUN}", "--is_keep_training=auto", "--num_threads=1",
-        )  # fmt: skip
+            f"--output_dir={folder / 'runs'}",
+            f"--log_dir={folder / 'logs'}",
+            f"--cache_dir={self.cache}",
+            f"--run_name={RUN}",
+            "--is_keep_training=auto",
+            "--num_threads=1",
+        )
 
     def run(self, name: str, *words: str, fault: Fault | None = None) -> int:
         """Run a command; its screen is kept under the name. Raises where one without a fault fails."""

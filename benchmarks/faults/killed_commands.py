@@ -11,9 +11,13 @@ from benchmarks.faults.kill_cases import RUN, WORK, Case, Words, World
 STEP, SAVE = "trainer_low_mem:LowMemTrainer._step", "trainer_low_mem:save"
 CHECKPOINTS = "training.checkpoints.folder:Checkpoints"
 TRAIN_TIMED = {
-    STEP: "step", SAVE: "save", "trainer_low_mem:evaluate": "evaluation",
-    f"{CHECKPOINTS}._rotate": "rotation", "trainer_low_mem:publish": "publishing", "memory.cleanup:clean_all": "cleanup",
-}  # fmt: skip
+    STEP: "step",
+    SAVE: "save",
+    "trainer_low_mem:evaluate": "evaluation",
+    f"{CHECKPOINTS}._rotate": "rotation",
+    "trainer_low_mem:publish": "publishing",
+    "memory.cleanup:clean_all": "cleanup",
+}
 DPO_TIMED = {STEP: "DPO", "trainer_low_mem:attach_reference": "DPO reference"}
 
 
@@ -37,19 +41,40 @@ class Commands:
 
     def tokenizer(self, folder: Path) -> Words:
         """Train one."""
-        return ("tokenizer", self.text, f"--tokenizer_dir={folder / 'tokenizer'}", "--vocab_size=400",
-                f"--cache_dir={folder / 'cache'}", "--overwrite=True")  # fmt: skip
+        return (
+            "tokenizer",
+            self.text,
+            f"--tokenizer_dir={folder / 'tokenizer'}",
+            "--vocab_size=400",
+            f"--cache_dir={folder / 'cache'}",
+            "--overwrite=True",
+        )
 
     def prepare(self, folder: Path) -> Words:
         """Shards, and a search for duplicates."""
-        return ("prepare", self.text, f"--tokenizer_dir={self.base}", f"--shards_dir={folder / 'shards'}",
-                f"--cache_dir={folder / 'cache'}", "--num_threads=1", "--prepare_workers=0", "--dedup=exact")  # fmt: skip
+        return (
+            "prepare",
+            self.text,
+            f"--tokenizer_dir={self.base}",
+            f"--shards_dir={folder / 'shards'}",
+            f"--cache_dir={folder / 'cache'}",
+            "--num_threads=1",
+            "--prepare_workers=0",
+            "--dedup=exact",
+        )
 
     def dpo(self, folder: Path) -> Words:
         """Preferences, with a cache of its own, since the reference lies there."""
         places = [word for word in self.world.places(folder) if not word.startswith("--cache_dir")]
-        return ("dpo", f"--train_file={self.world.folder / 'preferences.jsonl'}", *WORK, *places,
-                f"--cache_dir={folder / 'cache'}", f"--finetune_from={self.base}", "--learning_rate=1e-2")  # fmt: skip
+        return (
+            "dpo",
+            f"--train_file={self.world.folder / 'preferences.jsonl'}",
+            *WORK,
+            *places,
+            f"--cache_dir={folder / 'cache'}",
+            f"--finetune_from={self.base}",
+            "--learning_rate=1e-2",
+        )
 
     def prepared(self, folder: Path) -> None:
         """Put the answers there as shards, without what the reference says of them."""

@@ -1,12 +1,15 @@
-"""Runs killed at random moments and continued: `python -m benchmarks.faults.kills [--times=100] [--only=NAME+NAME] [--fresh]`.
+"""Runs killed at random moments and continued: `python -m benchmarks.faults.kills [--times=100] [--only=NAME+NAME]
+[--fresh]`.
 
 Every command that writes is killed before and after each change of the disk that it makes (moments that leave the same
-disk count once), `times` times at random moments of every part of a run, and as one of two processes; a training run also
-loses power at each change. Then the very same command is given again: it has to end with the same files, bit for bit, from
-a checkpoint that is whole, with at most one checkpoint interval done twice. Figures go into docs/reliability.md.
+disk count once), `times` times at random moments of every part of a run, and as one of two processes; a training run
+also loses power at each change. Then the very same command is given again: it has to end with the same files, bit for
+bit, from a checkpoint that is whole, with at most one checkpoint interval done twice. Figures go into
+docs/reliability.md.
 
-One process runs as a fork of a process that has the imports behind it; two are started by torchrun, as users do. Each kill
-is noted at once, below data/cache/kills: given again, the command goes on behind the last one, `--fresh` begins anew.
+One process runs as a fork of a process that has the imports behind it; two are started by torchrun, as users do. Each
+kill is noted at once, below data/cache/kills: given again, the command goes on behind the last one, `--fresh` begins
+anew.
 """
 
 from __future__ import annotations

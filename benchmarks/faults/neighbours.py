@@ -1,9 +1,10 @@
-"""A run under a hard limit beside a process that eats memory: `python -m benchmarks.faults.neighbours [--pace=12] [--share=35+60] [--limit=700]`.
+"""A run under a hard limit beside a process that eats memory: `python -m benchmarks.faults.neighbours [--pace=12]
+[--share=35+60] [--limit=700]`.
 
-Both are in one control group (the limit in MiB); several paces and shares are joined by +. The neighbour begins to take so many
-MiB a second behind the second step, until it holds so many percent of the limit: beside 35 there is a plan that fits, beside 60
-there is none. The run has to shrink and do all its steps with exit code 0, or to end before with exit code 3, saved; being killed
-is a failure.
+Both are in one control group (the limit in MiB); several paces and shares are joined by +. The neighbour begins to take
+so many MiB a second behind the second step, until it holds so many percent of the limit: beside 35 there is a plan that
+fits, beside 60 there is none. The run has to shrink and do all its steps with exit code 0, or to end before with exit
+code 3, saved; being killed is a failure.
 """
 
 from __future__ import annotations
@@ -23,11 +24,28 @@ from benchmarks.parts.rows import read_rows, write_rows
 from common.units import MIB
 
 FLAGS: dict[str, Any] = {
-    "d_model": 384, "d_ff": 1536, "d_kv": 64, "num_heads": 6, "num_layers": 6, "num_decoder_layers": 6,
-    "vocab_size": 384, "tokenizer_type": "byte", "max_seq_len": 256, "max_target_len": 256, "effective_batch_size": 6, "max_steps": 16,
-    "save_steps": 100, "eval_steps": 100, "eval_rows": 8, "sample_rows": 0, "log_steps": 1, "mixed_precision": "no",
-    "num_threads": 1, "probe": False, "run_name": "run",
-}  # fmt: skip
+    "d_model": 384,
+    "d_ff": 1536,
+    "d_kv": 64,
+    "num_heads": 6,
+    "num_layers": 6,
+    "num_decoder_layers": 6,
+    "vocab_size": 384,
+    "tokenizer_type": "byte",
+    "max_seq_len": 256,
+    "max_target_len": 256,
+    "effective_batch_size": 6,
+    "max_steps": 16,
+    "save_steps": 100,
+    "eval_steps": 100,
+    "eval_rows": 8,
+    "sample_rows": 0,
+    "log_steps": 1,
+    "mixed_precision": "no",
+    "num_threads": 1,
+    "probe": False,
+    "run_name": "run",
+}
 NEIGHBOUR = """
 import sys, time
 pace, most, held = int(sys.argv[1]), int(sys.argv[2]), []
@@ -41,7 +59,9 @@ sys.stdin.readline()
 
 
 def attack(pace: int, share: int, limit_mib: int) -> dict[str, Any]:
-    """One run beside a neighbour of so many MiB a second, and percent of the limit in all: how it ended, and which smaller plans it took."""
+    """One run beside a neighbour of so many MiB a second, and percent of the limit in all: how it ended, and which
+    smaller plans it took.
+    """
     words = " ".join(WORDS)
     most = share * limit_mib // 100
     with HardLimit(limit_mib * MIB) as limit, tempfile.TemporaryDirectory() as folder:
@@ -49,13 +69,20 @@ def attack(pace: int, share: int, limit_mib: int) -> dict[str, Any]:
         write_rows(text, [{"prompt": words[n % 50 :][:250], "response": words[n % 40 :][:250]} for n in range(600)])
         places = {"train_file": text, **{f"{name}_dir": f"{folder}/{name}" for name in ("cache", "output", "log")}}
         neighbour = subprocess.Popen(
-            [sys.executable, "-c", NEIGHBOUR, str(pace), str(most)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", NEIGHBOUR, str(pace), str(most)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             preexec_fn=limit.enter,
-        )  # fmt: skip
+        )
         run = subprocess.Popen(
-            [sys.executable, "train_low_mem.py", "train", *words_of({**FLAGS, **places})], cwd=ROOT, text=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=limit.enter,
-        )  # fmt: skip
+            [sys.executable, "train_low_mem.py", "train", *words_of({**FLAGS, **places})],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=limit.enter,
+        )
         log = Path(folder) / "log" / "run" / "metrics.jsonl"
         try:
             while run.poll() is None and not (
@@ -76,11 +103,14 @@ def attack(pace: int, share: int, limit_mib: int) -> dict[str, Any]:
     saved = [event["step"] for event in events if event["event"] == "checkpoint"]
     is_whole = steps[-1:] == [FLAGS["max_steps"]]
     return {
-        "pace": pace, "share": share, "exit": run.returncode, "steps": len(steps),
+        "pace": pace,
+        "share": share,
+        "exit": run.returncode,
+        "steps": len(steps),
         "is_survived": run.returncode == (0 if is_whole else 3) and saved[-1:] == steps[-1:],
         "plans": [(event["step"], event["reason"]) for event in recoveries],
         "told": "" if run.returncode == 0 else messages.strip()[-300:],
-    }  # fmt: skip
+    }
 
 
 def main(arguments: list[str]) -> None:

@@ -1,12 +1,13 @@
-"""A long run's memory and speed, compared with its beginning: `python -m benchmarks.faults.soak [--minutes=60] [--steps=100000] [--no_pressure]`.
+"""A long run's memory and speed, compared with its beginning: `python -m benchmarks.faults.soak [--minutes=60]
+[--steps=100000] [--no_pressure]`.
 
-One training run of a tiny model with evaluation, saves, cleanings and samples of a process beside it that takes and gives
-back memory. Its anonymous memory, threads, open files and the files in its folders are sampled; what counts is that the
-last quarter is as the second one. Processor time of a step, not time of the clock, and of the thread that steps alone: those
-beside it watch memory and give signs of life so many times a second, so that on a busy machine they take more of a step, 7% of
-it where it gets a twentieth of a core. And since other programs slow a processor down by a third, in units of a yardstick: a
-fixed piece of work that is timed beside the run in every window of a few seconds. The middle of the windows of a quarter
-counts, and how far it can be told.
+One training run of a tiny model with evaluation, saves, cleanings and samples of a process beside it that takes and
+gives back memory. Its anonymous memory, threads, open files and the files in its folders are sampled; what counts is
+that the last quarter is as the second one. Processor time of a step, not time of the clock, and of the thread that
+steps alone: those beside it watch memory and give signs of life so many times a second, so that on a busy machine they
+take more of a step, 7% of it where it gets a twentieth of a core. And since other programs slow a processor down by a
+third, in units of a yardstick: a fixed piece of work that is timed beside the run in every window of a few seconds. The
+middle of the windows of a quarter counts, and how far it can be told.
 `--steps` instead of `--minutes` runs so many steps, and tells the same figures. They go into docs/reliability.md.
 """
 
@@ -44,14 +45,28 @@ MOST_GROWTH = 2 * MIB
 KEPT = 2
 HELD = {"threads": "threads", "open_files": "open files", "files": "files in its folders"}
 WORK = (
-    "--mixed_precision=no", "--eval_rows=16", "--sample_rows=1", "--log_steps=100", f"--keep_latest_n_ckp={KEPT}",
-    "--num_threads=1", "--run_name=soak",
-)  # fmt: skip
+    "--mixed_precision=no",
+    "--eval_rows=16",
+    "--sample_rows=1",
+    "--log_steps=100",
+    f"--keep_latest_n_ckp={KEPT}",
+    "--num_threads=1",
+    "--run_name=soak",
+)
 HOUR = (*SHAPE, "--max_seq_len=32", "--effective_batch_size=2", "--save_steps=200", "--eval_steps=500")
 MANY = (
-    "--d_model=16", "--d_kv=8", "--d_ff=16", "--num_heads=2", "--num_layers=1", "--num_decoder_layers=1", "--vocab_size=512",
-    "--max_seq_len=16", "--effective_batch_size=1", "--save_steps=2000", "--eval_steps=5000",
-)  # fmt: skip
+    "--d_model=16",
+    "--d_kv=8",
+    "--d_ff=16",
+    "--num_heads=2",
+    "--num_layers=1",
+    "--num_decoder_layers=1",
+    "--vocab_size=512",
+    "--max_seq_len=16",
+    "--effective_batch_size=1",
+    "--save_steps=2000",
+    "--eval_steps=5000",
+)
 PRESSURE = """
 import time
 while True:
@@ -138,13 +153,20 @@ def _look(process: psutil.Process, steps: int, folder: Path) -> Sample | None:
         return None
     files = sum(len(names) for base, _, names in os.walk(folder) if "checkpoints" not in base)
     return Sample(
-        steps, seconds, usage.anon_bytes, process.num_threads(), process.num_fds(), files,
+        steps,
+        seconds,
+        usage.anon_bytes,
+        process.num_threads(),
+        process.num_fds(),
+        files,
         yardstick(),
-    )  # fmt: skip
+    )
 
 
 def stepping_seconds(pid: int, system: Path = Path("/proc")) -> float:
-    """Processor time of a process' first thread, in which a run makes its steps, as the kernel counts it to the nanosecond."""
+    """Processor time of a process' first thread, in which a run makes its steps, as the kernel counts it to the
+    nanosecond.
+    """
     return int((system / f"{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -187,9 +209,13 @@ def _quarter(part: list[Sample]) -> Quarter:
     # a save opens files for a moment, and some samples fall into one: what is left open is there at all times
     usual = {name: int(statistics.median(getattr(sample, name) for sample in part)) for name in HELD}
     return Quarter(
-        steps=part[-1].steps, anon_bytes=max(sample.anon_bytes for sample in part), step_seconds=statistics.median(costs),
-        step_yardsticks=middle, yardsticks_error=error, **usual,
-    )  # fmt: skip
+        steps=part[-1].steps,
+        anon_bytes=max(sample.anon_bytes for sample in part),
+        step_seconds=statistics.median(costs),
+        step_yardsticks=middle,
+        yardsticks_error=error,
+        **usual,
+    )
 
 
 def problems_of(quarters: list[Quarter]) -> list[str]:
@@ -228,10 +254,18 @@ def body(quarters: list[Quarter], found: list[str], samples: int) -> str:
         "in units of fixed work",
     ]
     rows = [
-        [str(number), f"{q.steps:,}", f"{q.anon_bytes / MIB:.1f} MiB", str(q.threads), str(q.open_files), str(q.files),
-         f"{q.step_seconds * 1000:.2f} ms", f"{q.step_yardsticks:.3f} ± {q.yardsticks_error:.3f}"]
+        [
+            str(number),
+            f"{q.steps:,}",
+            f"{q.anon_bytes / MIB:.1f} MiB",
+            str(q.threads),
+            str(q.open_files),
+            str(q.files),
+            f"{q.step_seconds * 1000:.2f} ms",
+            f"{q.step_yardsticks:.3f} ± {q.yardsticks_error:.3f}",
+        ]
         for number, q in enumerate(quarters, 1)
-    ]  # fmt: skip
+    ]
     slower, error = growth_of(quarters)
     verdict = (
         "; ".join(found)

@@ -45,8 +45,8 @@ from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.loading import load
 
-# what opening a copy may take beside what its sound one has taken: of addresses (threads and allocators set some aside),
-# and of memory
+# what opening a copy may take beside what its sound one has taken: of addresses (threads and allocators set some
+# aside), and of memory
 ADDRESS_SPACE, BUDGET = 4 * 2**30, 2**29
 
 
@@ -113,9 +113,13 @@ def shards_folder(folder: Path, kind: str) -> None:
 
 def config_for(folder: Path, train_file: Path, objective: str) -> Any:
     flags = {
-        "train_file": train_file, "shards_dir": folder, "cache_dir": folder.with_name("cache"), "objective": objective,
-        "tokenizer_dir": folder.with_name("byte"), "max_seq_len": 32,
-    }  # fmt: skip
+        "train_file": train_file,
+        "shards_dir": folder,
+        "cache_dir": folder.with_name("cache"),
+        "objective": objective,
+        "tokenizer_dir": folder.with_name("byte"),
+        "max_seq_len": 32,
+    }
     return load("prepare", {name: str(value) for name, value in flags.items()})
 
 

@@ -1,9 +1,9 @@
 """Mutated copies of files, opened in a child process, where a crash can be seen.
 
 Each kind of file has a maker, which writes a sound one, and a reader, which takes all of it. Of every mutated copy the
-child writes down what came of it: read (the damage does no harm), told (a UserError), or the traceback of anything else;
-a child that dies is noted with the number of the copy, and the next one continues after it. Copy number N of a kind is the
-same in every run.
+child writes down what came of it: read (the damage does no harm), told (a UserError), or the traceback of anything
+else; a child that dies is noted with the number of the copy, and the next one continues after it. Copy number N of a
+kind is the same in every run.
 """
 
 from __future__ import annotations
@@ -117,9 +117,38 @@ def mutate_json(content: bytes, draw: random.Random) -> bytes:
 
 
 STRANGE: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**63, -(2**70), 1e308, 0.5, float("nan"), float("inf"), "", "x", "\0", "\x1b]0;x\x07",
-    "(", "(a+)+$", "[[:alpha:]", "\\p{L", "x" * 3000, "\ud800", [], {}, [[]], [None], {"a": {}}, ["x", "y"], [1, 2], "9" * 5000,
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    -(2**70),
+    1e308,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "\0",
+    "\x1b]0;x\x07",
+    "(",
+    "(a+)+$",
+    "[[:alpha:]",
+    "\\p{L",
+    "x" * 3000,
+    "\ud800",
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": {}},
+    ["x", "y"],
+    [1, 2],
+    "9" * 5000,
+]
 
 
 def _nodes(value: Any) -> Iterator[Any]:

@@ -51,9 +51,19 @@ def spiece_folder(folder: Path) -> None:
     folder.mkdir()
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=out, vocab_size=300, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-        byte_fallback=True, normalization_rule_name="nfkc", hard_vocab_limit=False, num_threads=1, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(TEXTS),
+        model_writer=out,
+        vocab_size=300,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        byte_fallback=True,
+        normalization_rule_name="nfkc",
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+    )
     (folder / "spiece.model").write_bytes(out.getvalue())
 
 

@@ -36,11 +36,30 @@ ROWS = (0, 1, 1, 7, 40, 300)
 
 
 def _plain(draw: random.Random, rows: int, depth: int) -> pa.Array:
-    kind = draw.choice((
-        pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.binary_view(), pa.int8(), pa.uint64(), pa.float16(),
-        pa.float64(), pa.bool_(), pa.null(), pa.date32(), pa.time64("ns"), pa.timestamp("ns", "UTC"), pa.duration("s"),
-        pa.decimal128(38, -3), pa.decimal256(76, 70), pa.binary(0), pa.binary(3), pa.month_day_nano_interval(),
-    ))  # fmt: skip
+    kind = draw.choice(
+        (
+            pa.string(),
+            pa.large_string(),
+            pa.string_view(),
+            pa.binary(),
+            pa.binary_view(),
+            pa.int8(),
+            pa.uint64(),
+            pa.float16(),
+            pa.float64(),
+            pa.bool_(),
+            pa.null(),
+            pa.date32(),
+            pa.time64("ns"),
+            pa.timestamp("ns", "UTC"),
+            pa.duration("s"),
+            pa.decimal128(38, -3),
+            pa.decimal256(76, 70),
+            pa.binary(0),
+            pa.binary(3),
+            pa.month_day_nano_interval(),
+        )
+    )
     if draw.randrange(4) == 0 or kind == pa.null():
         return pa.nulls(rows, kind)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
@@ -152,10 +171,28 @@ def strange_value(draw: random.Random, depth: int) -> Any:
         if draw.randrange(2):
             return [strange_value(draw, depth - 1) for _ in range(draw.randrange(4))]
         return {draw.choice(NAMES): strange_value(draw, depth - 1) for _ in range(draw.randrange(4))}
-    return draw.choice((
-        None, True, 0, -1, 2**70, 1e308, float("nan"), float("inf"), "", "a text", "\ud800", "\x1b[2J", "x" * 9999,
-        "user", "assistant", "system", "user\n\nassistant", "[[[",
-    ))  # fmt: skip
+    return draw.choice(
+        (
+            None,
+            True,
+            0,
+            -1,
+            2**70,
+            1e308,
+            float("nan"),
+            float("inf"),
+            "",
+            "a text",
+            "\ud800",
+            "\x1b[2J",
+            "x" * 9999,
+            "user",
+            "assistant",
+            "system",
+            "user\n\nassistant",
+            "[[[",
+        )
+    )
 
 
 def strange_jsonl(path: Path, number: int) -> None:

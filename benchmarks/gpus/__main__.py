@@ -1,6 +1,7 @@
 """Steps on a GPU beside Hugging Face T5, in at most four minutes: `python -m benchmarks.gpus [WORK ...]`.
 
-    WORK             small8 (t5-small, 8 rows), base32 (t5-base, 32 rows, dropout), akk128 (19M weights, 128 ragged rows),
+    WORK             small8 (t5-small, 8 rows), base32 (t5-base, 32 rows, dropout), akk128 (19M weights, 128 ragged
+    rows),
                      baserag (t5-base, 64 ragged rows); by default all, in this order
     --systems=...    of ours-standard, ours-ultra, amp, ours-compiled, regional; by default all
     --seconds=240    for everything: each system has an equal share of what is left when it begins

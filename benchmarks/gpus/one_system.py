@@ -3,9 +3,9 @@
     python -m benchmarks.gpus.one_system SYSTEM DEVICE STEPS WORK [WORK ...]
 
 The modes of this project are the engine that training builds, with bf16 weights and Adafactor. `amp` is Hugging Face T5
-as its Trainer runs it: fp32 weights under bf16 autocast, torch's fused attention, fused AdamW. `regional` is the fastest
-that its users build: bf16 weights, each block compiled. All see the same rows, from the host and anew in every step, and
-read the loss of each. Padding is the peers' own way to hold rows of different length.
+as its Trainer runs it: fp32 weights under bf16 autocast, torch's fused attention, fused AdamW. `regional` is the
+fastest that its users build: bf16 weights, each block compiled. All see the same rows, from the host and anew in every
+step, and read the loss of each. Padding is the peers' own way to hold rows of different length.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def hugging_face(work: TracedWork, is_compiled: bool, device: Device) -> TakeSte
 
 
 def measured(take_step: TakeStep, device: Device, steps: int) -> dict[str, Any]:
-    """Time the first step, then `steps` more behind some that warm up, and trace one; without CUDA nothing is traced."""
+    """Time the first step, then `steps` more behind some that warm up, and trace one; without CUDA nothing is
+    traced.
+    """
     began = time.perf_counter()
     losses = [take_step(1)]
     first_seconds = time.perf_counter() - began

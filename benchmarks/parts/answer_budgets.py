@@ -40,10 +40,17 @@ def cases(model: Path, adapter: Path, data: Path, pairs: Path, preferences: Path
         "export to CTranslate2": {"command": "export", "model": model, "format": "ctranslate2"},
         "export to ONNX": {"command": "export", "model": model, "format": "onnx"},
         "dpo with answers": {
-            "command": "dpo", "finetune_from": model, "train_file": preferences, "max_steps": 4, "eval_steps": 2,
-            "eval_generate_rows": 16, "sample_rows": 0, "effective_batch_size": 4, "max_seq_len": 128,
+            "command": "dpo",
+            "finetune_from": model,
+            "train_file": preferences,
+            "max_steps": 4,
+            "eval_steps": 2,
+            "eval_generate_rows": 16,
+            "sample_rows": 0,
+            "effective_batch_size": 4,
+            "max_seq_len": 128,
         },
-    }  # fmt: skip
+    }
 
 
 def run(flags: Flags, budget: str, limit: HardLimit | None = None) -> dict[str, Any]:
@@ -77,9 +84,12 @@ def run(flags: Flags, budget: str, limit: HardLimit | None = None) -> dict[str, 
             beside=client,
         )
     return {
-        "budget": budget, "exit": child.returncode, "peak": max(child.marked_bytes, child.peak_bytes),
-        "over": OVER_MARK in child.messages, "told": child.messages[-300:],
-    }  # fmt: skip
+        "budget": budget,
+        "exit": child.returncode,
+        "peak": max(child.marked_bytes, child.peak_bytes),
+        "over": OVER_MARK in child.messages,
+        "told": child.messages[-300:],
+    }
 
 
 def close_in(flags: Flags) -> dict[str, list[dict[str, Any]]]:
@@ -119,8 +129,9 @@ def judged(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """What became of the two rules.
 
     Returns:
-        smallest: MiB accepted. share: highest peak over its budget. over, wrong: runs above their budget, and runs that ended
-            otherwise than done or refused. wasted: how much of the largest refused budget the smallest accepted run took.
+        smallest: MiB accepted. share: highest peak over its budget. over, wrong: runs above their budget, and runs that
+            ended otherwise than done or refused. wasted: how much of the largest refused budget the smallest accepted
+                run took.
     """
     held = [one for one in runs if one["budget"] != AMPLE]
     sizes = {id(one): int(one["budget"].rstrip("M")) for one in held}
@@ -129,11 +140,13 @@ def judged(runs: list[dict[str, Any]]) -> dict[str, Any]:
     least = min(done, key=lambda one: sizes[id(one)], default=None)
     shares = [one["peak"] / MIB / sizes[id(one)] for one in done]
     return {
-        "smallest": sizes[id(least)] if least else None, "least_peak": least["peak"] if least else 0,
-        "share": max(shares, default=0.0), "over": sum(share > 1 for share in shares),
+        "smallest": sizes[id(least)] if least else None,
+        "least_peak": least["peak"] if least else 0,
+        "share": max(shares, default=0.0),
+        "over": sum(share > 1 for share in shares),
         "wrong": sum(one["exit"] not in (0, 3) for one in runs),
         "wasted": least["peak"] / MIB / max(refused) if least and refused else 1.0,
-    }  # fmt: skip
+    }
 
 
 def answers_body(found: list[dict[str, Any]]) -> str:
@@ -141,13 +154,23 @@ def answers_body(found: list[dict[str, Any]]) -> str:
     rows = []
     for case in found:
         j = judged(case["runs"])
-        rows.append([
-            case["flags"], str(len(case["runs"])), format_size(case["runs"][0]["peak"]), f"{j['smallest']} MiB",
-            format_size(j["least_peak"]), f"{j['share']:.2f}", f"{j['wasted']:.2f}", str(j["over"]), str(j["wrong"]),
-            ", ".join(f"exit code {one['exit']}" for one in case.get("limited", [])) or "not run",
-        ])  # fmt: skip
+        rows.append(
+            [
+                case["flags"],
+                str(len(case["runs"])),
+                format_size(case["runs"][0]["peak"]),
+                f"{j['smallest']} MiB",
+                format_size(j["least_peak"]),
+                f"{j['share']:.2f}",
+                f"{j['wasted']:.2f}",
+                str(j["over"]),
+                str(j["wrong"]),
+                ", ".join(f"exit code {one['exit']}" for one in case.get("limited", [])) or "not run",
+            ]
+        )
     return (
-        "The smallest accepted budget is found by bisection; peaks are anonymous memory of the process tree. Kept: no peak is above its budget. Used: the "
+        "The smallest accepted budget is found by bisection; peaks are anonymous memory of the process tree. Kept: "
+        "no peak is above its budget. Used: the "
         f"smallest accepted run takes at least {USED_SHARE} of the largest budget that was refused.\n\n"
         + markdown(
             [

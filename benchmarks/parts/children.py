@@ -1,7 +1,7 @@
 """Time and memory of a child process; every benchmark measures its systems this way.
 
-Peak: anonymous memory of the whole process tree, sampled every 50 ms. VmHWM: the most that the child itself had resident,
-pages of files included, as the kernel counts it; 0 where there is no /proc.
+Peak: anonymous memory of the whole process tree, sampled every 50 ms. VmHWM: the most that the child itself had
+resident, pages of files included, as the kernel counts it; 0 where there is no /proc.
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ def status_bytes(pid: int | str = "self") -> dict[str, int]:
 
 
 def peak_of_process(pid: int) -> int:
-    """The most anonymous memory that a process has held so far by the kernel's own mark, in bytes; 0 once it is gone."""
+    """The most anonymous memory that a process has held so far by the kernel's own mark, in bytes; 0 once it is
+    gone.
+    """
     held = status_bytes(pid)
     return max(held["RssAnon"], held["VmHWM"] - held["RssFile"]) if "VmHWM" in held else 0
 
@@ -152,7 +154,8 @@ def options_of(arguments: Sequence[str], allowed: dict[str, str], about: str) ->
 def options_and_flags(
     arguments: Sequence[str], own: dict[str, str]
 ) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """Part a command line into words, own --name=value options, and all others, which are for the program that is measured.
+    """Part a command line into words, own --name=value options, and all others, which are for the program that is
+    measured.
 
     Args:
         own: name -> default.

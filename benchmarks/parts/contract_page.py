@@ -23,7 +23,8 @@ def accuracy_body(cases: list[dict[str, Any]]) -> str:
     for name, words in (("unprobed", "before the probe"), ("predicted", "after the probe")):
         errors = [deviation(case, name) for case in done]
         lines.append(
-            f"{words}: median error {statistics.median(map(abs, errors)):.1%}, from {min(errors):+.1%} to {max(errors):+.1%}"
+            f"{words}: median error {statistics.median(map(abs, errors)):.1%}, from {min(errors):+.1%} to "
+            f"{max(errors):+.1%}"
         )
     rows = list[list[str]]()
     ratios = list[float]()
@@ -64,15 +65,19 @@ def keeping_body(cases: list[dict[str, Any]]) -> str:
     rows = [
         [
             " ".join(f"{k}={v}" for k, v in case["flags"].items()),
-            outcomes.get(case["exit"], f"exit code {case['exit']}") if case["exit"] != 3 or not case["trained"] else "refused late",
-            format_size(case["measured"]), "" if case["predicted"] is None else format_size(case["predicted"]),
+            outcomes.get(case["exit"], f"exit code {case['exit']}")
+            if case["exit"] != 3 or not case["trained"]
+            else "refused late",
+            format_size(case["measured"]),
+            "" if case["predicted"] is None else format_size(case["predicted"]),
         ]
         for case in cases
-    ]  # fmt: skip
+    ]
     killed = sum(case["exit"] not in (0, 3) for case in cases)
     finished = sum(case["exit"] == 0 for case in cases)
     return (
-        f"{len(cases)} runs under a hard limit of budget + {ROOM_ABOVE_BUDGET:.0%}: {finished} finished, {killed} killed or failed, "
+        f"{len(cases)} runs under a hard limit of budget + {ROOM_ABOVE_BUDGET:.0%}: {finished} finished, {killed} "
+        f"killed or failed, "
         f"the others refused.\n\n" + markdown(["configuration", "outcome", "peak", "planned"], rows)
     )
 
@@ -83,7 +88,8 @@ def budgets_body(cases: list[dict[str, Any]]) -> str:
     for case in cases:
         c, flags = case["choice"], case["flags"]
         way = (
-            f"{c['batch_size_per_gpu']} x {c['micro_batches_per_pass'] * c['accumulation_passes']}, {c['saved_blocks']} blocks saved, weights in {c['storage']}"
+            f"{c['batch_size_per_gpu']} x {c['micro_batches_per_pass'] * c['accumulation_passes']}, "
+            f"{c['saved_blocks']} blocks saved, weights in {c['storage']}"
             if case["exit"] == 0
             else f"exit code {case['exit']}"
         )

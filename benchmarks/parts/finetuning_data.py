@@ -53,12 +53,18 @@ class Setting:
         """Flags of the trainer that say which rows are learnt, and from which base."""
         kind = "preferences" if command == "dpo" else "pairs"
         flags = {
-            "train_file": f"{self.folder / kind}.jsonl", "validation_file": f"{self.folder / kind}_valid.jsonl",
-            "finetune_from": str(self.folder / "base"), "tokenizer_dir": str(self.folder / "base"),
-            "cache_dir": str(self.folder / "cache"), "max_seq_len": str(self.source), "max_target_len": str(self.target),
-            "effective_batch_size": str(self.rows), "max_steps": str(self.steps), "model_preset": self.model,
+            "train_file": f"{self.folder / kind}.jsonl",
+            "validation_file": f"{self.folder / kind}_valid.jsonl",
+            "finetune_from": str(self.folder / "base"),
+            "tokenizer_dir": str(self.folder / "base"),
+            "cache_dir": str(self.folder / "cache"),
+            "max_seq_len": str(self.source),
+            "max_target_len": str(self.target),
+            "effective_batch_size": str(self.rows),
+            "max_steps": str(self.steps),
+            "model_preset": self.model,
             "dropout_rate": str(DROPOUT),
-        }  # fmt: skip
+        }
         return flags if command == "dpo" else {**flags, "is_finetune": "True"}
 
     def make(self) -> None:
@@ -98,16 +104,20 @@ class Setting:
         train_tokenizer(texts, "bpe", min(shape.vocab_size, MOST_IDS), 8 * 2**20).save(self.folder / "base")
 
     def _batches(self, config: Config, folder: Path) -> list[list[dict[str, list[int]]]]:
-        """The rows of each step as our own loader gives them, like lengths beside each other, so that little is padded."""
+        """The rows of each step as our own loader gives them, like lengths beside each other, so that little is
+        padded.
+        """
         loader = StepLoader(folder, "pairs", config.data, config.model, config.run.seed)
         steps = []
         for step in range(self.steps):
             (batch,) = loader.micro_batches(step, effective_batch_size=self.rows, batch_size=self.rows)
             sizes = zip(batch.input_lengths, batch.target_lengths, strict=True)
-            steps.append([
-                {"input_ids": batch.input_ids[row, :source].tolist(), "labels": batch.labels[row, :target].tolist()}
-                for row, (source, target) in enumerate(sizes)
-            ])  # fmt: skip
+            steps.append(
+                [
+                    {"input_ids": batch.input_ids[row, :source].tolist(), "labels": batch.labels[row, :target].tolist()}
+                    for row, (source, target) in enumerate(sizes)
+                ]
+            )
         return steps
 
 

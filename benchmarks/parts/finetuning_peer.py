@@ -1,10 +1,12 @@
-"""Finetuning by transformers and PEFT on the same rows: a child process of `benchmarks.finetuning`, which prints one JSON line.
+"""Finetuning by transformers and PEFT on the same rows: a child process of `benchmarks.finetuning`, which prints one
+JSON line.
 
     python -m benchmarks.parts.finetuning_peer KIND MICRO_BATCH RECOMPUTE BASE BATCHES
 
-KIND: full, frozen (encoder and embedding) or lora (rank 8 on q and v, PEFT's defaults). MICRO_BATCH: rows of one forward;
-gradients add up to the whole step. RECOMPUTE: yes for gradient checkpointing. BASE: a model folder. BATCHES: a file with the
-rows of each step as token ids; the first step warms up. fp32 and AdamW, as they ship, dropout as the base says.
+KIND: full, frozen (encoder and embedding) or lora (rank 8 on q and v, PEFT's defaults). MICRO_BATCH: rows of one
+forward; gradients add up to the whole step. RECOMPUTE: yes for gradient checkpointing. BASE: a model folder. BATCHES: a
+file with the rows of each step as token ids; the first step warms up. fp32 and AdamW, as they ship, dropout as the base
+says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Commands whose memory goes by the size of what is read or sent, not by its rows: their inputs, and clients of a server."""
+"""Commands whose memory goes by the size of what is read or sent, not by its rows: their inputs, and clients of a
+server.
+"""
 
 from __future__ import annotations
 

@@ -59,8 +59,14 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     model = T5(config, dtype=storage).initialise(0)
     blocks = config.num_layers + config.num_decoder_layers
     blockwise = Blockwise(
-        model, saved_blocks(mode, blocks), weight_store_for(storage, compute), LossSettings(), 0.0, between_blocks_dtype=storage, heap=HeapTrimmer("fast")
-    )  # fmt: skip
+        model,
+        saved_blocks(mode, blocks),
+        weight_store_for(storage, compute),
+        LossSettings(),
+        0.0,
+        between_blocks_dtype=storage,
+        heap=HeapTrimmer("fast"),
+    )
     update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
     input_ids, labels = rows_of(config, rows, source, target)
     # of one block at work: where it is to be small, what a wider model takes for the shortest micro-batch
@@ -72,9 +78,14 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
         count = len(input_ids[part])
         decoder_ids = model.shift_right(labels[part])
         micro_batches.append(
-            MicroBatch(input_ids[part].reshape(-1), decoder_ids.reshape(-1), labels[part].reshape(-1),
-                  Rows((source,) * count), Rows((target,) * count))
-        )  # fmt: skip
+            MicroBatch(
+                input_ids[part].reshape(-1),
+                decoder_ids.reshape(-1),
+                labels[part].reshape(-1),
+                Rows((source,) * count),
+                Rows((target,) * count),
+            )
+        )
 
     def step(number: int) -> float:
         update.begin(Step(number, 1e-3))

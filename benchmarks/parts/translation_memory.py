@@ -2,10 +2,11 @@
 
     python -m benchmarks.parts.translation_memory MODEL TRAIN FILE [--FLAG=VALUE ...]
 
-TRAIN and FILE are JSONL with prompt and response. A prompt of FILE that is like one of TRAIN gets its response. Alike: of the rows
-with the best BM25, the one that shares most words in the same order, a share of both texts' words (difflib's ratio) of at least
-0.6. BLEU, chrF++ and their geometric mean of the model's answers, of the memory's and of both go into docs/recipes.md, by how alike
-the prompts are, too; the section is named after TRAIN (akkadian_train.jsonl: akkadian). Flags go to `generate`.
+TRAIN and FILE are JSONL with prompt and response. A prompt of FILE that is like one of TRAIN gets its response. Alike:
+of the rows with the best BM25, the one that shares most words in the same order, a share of both texts' words
+(difflib's ratio) of at least 0.6. BLEU, chrF++ and their geometric mean of the model's answers, of the memory's and of
+both go into docs/recipes.md, by how alike the prompts are, too; the section is named after TRAIN (akkadian_train.jsonl:
+akkadian). Flags go to `generate`.
 """
 
 from __future__ import annotations

@@ -63,16 +63,24 @@ def train(flags: Mapping[str, Any], processes: int = 1, limit: HardLimit | None 
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf8") as errors:
         given = {
-            "tokenizer_type": "byte", "num_threads": 1, "cache_dir": f"{folder}/cache", "output_dir": f"{folder}/out",
-            "log_dir": f"{folder}/logs", "run_name": "case", **flags,
-        }  # fmt: skip
+            "tokenizer_type": "byte",
+            "num_threads": 1,
+            "cache_dir": f"{folder}/cache",
+            "output_dir": f"{folder}/out",
+            "log_dir": f"{folder}/logs",
+            "run_name": "case",
+            **flags,
+        }
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         command = ["train_low_mem.py", "train", *words_of(given)]
         child = subprocess.Popen(
-            [sys.executable, *(launcher if processes > 1 else ()), *command], cwd=ROOT, stdout=subprocess.DEVNULL,
-            stderr=errors, env={**os.environ, "OMP_NUM_THREADS": str(given["num_threads"])},
+            [sys.executable, *(launcher if processes > 1 else ()), *command],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={**os.environ, "OMP_NUM_THREADS": str(given["num_threads"])},
             preexec_fn=limit.enter if limit else None,
-        )  # fmt: skip
+        )
         peak = 0
         while child.poll() is None:
             peak = max(peak, *(peak_of_process(pid) for pid in _trainers(child.pid, processes)), 0)

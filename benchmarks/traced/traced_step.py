@@ -39,8 +39,8 @@ class TracedWork:
 
     Args:
         device: "cuda" or "mps". lengths: (source, target) tokens of each row.
-        saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of products, and of weights but with float16, where they
-            are bfloat16.
+        saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of products, and of weights
+            but with float16, where they are bfloat16.
         scores: see `devices.base`. processes: that train together; here only what the first of them does.
         max_grad_norm: of clipping; 0: off. lora_rank: of adapters over frozen weights; 0: none.
     """
@@ -82,9 +82,18 @@ class TracedWork:
         saved = self.num_blocks if self.saved is None else self.saved
         sizes = self.shapes.sizes(rows)
         return ExecutionPlan(
-            rows, -(-len(self.lengths) // rows), 1, saved, rows, self.storage, self.dtype, self.chunk_bytes,
-            source_sizes=sizes[0], target_sizes=sizes[1], scores=self.scores,
-        )  # fmt: skip
+            rows,
+            -(-len(self.lengths) // rows),
+            1,
+            saved,
+            rows,
+            self.storage,
+            self.dtype,
+            self.chunk_bytes,
+            source_sizes=sizes[0],
+            target_sizes=sizes[1],
+            scores=self.scores,
+        )
 
 
 class MetaDevice(CpuDevice):
@@ -119,7 +128,9 @@ def standing_for_processes(work: TracedWork) -> Iterator[None]:
 
 
 def engine_of(work: TracedWork, device: Device | None = None) -> Engine:
-    """The engine that the plan's choice gives, filled on a device; None: its weights are on meta, and nothing fills them."""
+    """The engine that the plan's choice gives, filled on a device; None: its weights are on meta, and nothing fills
+    them.
+    """
     choice, storage, dtype = work.choice, getattr(torch, work.storage), getattr(torch, work.dtype)
     model = T5(work.model, "meta" if device is None else device.torch_device, storage)
     if device is not None:
@@ -130,7 +141,7 @@ def engine_of(work: TracedWork, device: Device | None = None) -> Engine:
     scaling = LossScaling() if dtype == torch.float16 else None
     blockwise = Blockwise(
         model, choice.saved_blocks, store, LossSettings(choice.loss_chunk_bytes), work.dropout, scaling=scaling
-    )  # fmt: skip
+    )
     optimizer = OPTIMIZERS[work.optimizer](
         {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     )
@@ -175,7 +186,8 @@ def planned_bytes(work: TracedWork, libraries_bytes: int = 0) -> int:
     """What the plan says that the step takes at most, without what allocators hold beside tensors.
 
     Args:
-        libraries_bytes: of the workspaces that torch counts among its tensors on a real GPU, and that a trace has none of.
+        libraries_bytes: of the workspaces that torch counts among its tensors on a real GPU, and that a trace has none
+            of.
     """
     rates = (("float32", 4e14), ("bfloat16", 7e14))
     machine = Machine(

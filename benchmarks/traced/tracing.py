@@ -1,8 +1,8 @@
 """A count of every torch operation, on tensors without data (meta).
 
-Counted are kernels: views and new memory are none, an operation on many tensors is as many as torch starts for them, and
-what is known to take several kernels (sorting, the backward of fused attention) counts so. A host wait is whatever needs
-a number from the device, and a copy from memory that is not pinned. Memory is what the tensors alive take at
+Counted are kernels: views and new memory are none, an operation on many tensors is as many as torch starts for them,
+and what is known to take several kernels (sorting, the backward of fused attention) counts so. A host wait is whatever
+needs a number from the device, and a copy from memory that is not pinned. Memory is what the tensors alive take at
 most, without what an operation needs inside.
 """
 
@@ -23,14 +23,37 @@ from torch.utils._pytree import tree_leaves
 ROOT = f"{Path(__file__).resolve().parent.parent.parent}/"
 # Operations that make or describe memory and start nothing.
 SILENT = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "detach_", "alias", "lift_fresh", "set_",
-    "resize_", "requires_grad_", "is_pinned", "_pin_memory", "_unsafe_view", "_local_scalar_dense", "record_stream",
-}  # fmt: skip
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "detach_",
+    "alias",
+    "lift_fresh",
+    "set_",
+    "resize_",
+    "requires_grad_",
+    "is_pinned",
+    "_pin_memory",
+    "_unsafe_view",
+    "_local_scalar_dense",
+    "record_stream",
+}
 # Operations that start more than one kernel, by torch's sources for CUDA.
 SEVERAL = {
-    "sort": 8, "argsort": 8, "_unique2": 14, "nonzero": 4, "cumsum": 2, "embedding_dense_backward": 12, "logsumexp": 6,
-    "_efficient_attention_backward": 2, "_scaled_dot_product_efficient_attention_backward": 2, "topk": 3,
-}  # fmt: skip
+    "sort": 8,
+    "argsort": 8,
+    "_unique2": 14,
+    "nonzero": 4,
+    "cumsum": 2,
+    "embedding_dense_backward": 12,
+    "logsumexp": 6,
+    "_efficient_attention_backward": 2,
+    "_scaled_dot_product_efficient_attention_backward": 2,
+    "topk": 3,
+}
 WAITING = {"_local_scalar_dense", "nonzero", "_unique2", "equal", "masked_select", "is_nonzero"}
 # torch's multi-tensor kernels: elements of a chunk, chunks a launch, tensors a launch by how many lists there are
 CHUNK, CHUNKS, TENSORS = 65_536, 320, (110, 64, 48, 36, 30)

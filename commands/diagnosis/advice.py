@@ -1,4 +1,6 @@
-"""Advice for this machine in plain sentences, each with its fact: what was found, what it means for a run, and what to do."""
+"""Advice for this machine in plain sentences, each with its fact: what was found, what it means for a run, and what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ def advice_on_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> It
         )
     if memory["swap_used_bytes"] > SWAP_BYTES:
         yield say(
-            "{size} of swap is in use: memory is already short, and swapping makes a run many times slower; close other "
+            "{size} of swap is in use: memory is already short, and swapping makes a run many times slower; close "
+            "other "
             "programs",
             size=format_size(memory["swap_used_bytes"]),
         )
@@ -85,7 +88,8 @@ def advice_on_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[s
         )
     if (system["load"] or 0) > BUSY_LOAD * cores:
         yield say(
-            "the machine is busy (load {load} on {cores} cores): the speeds above are unreliable; run doctor again when "
+            "the machine is busy (load {load} on {cores} cores): the speeds above are unreliable; run doctor again "
+            "when "
             "it is idle",
             load=f"{system['load']:g}",
             cores=cores,
@@ -98,7 +102,8 @@ def advice_on_devices(devices: list[dict[str, Any]], torch: dict[str, Any]) -> I
             continue
         if device["compute"] == "float32":
             yield say(
-                "{device} has no fast bf16 units, so training computes in fp32; --mixed_precision=bf16 still halves the "
+                "{device} has no fast bf16 units, so training computes in fp32; --mixed_precision=bf16 still halves "
+                "the "
                 "weights by storing them in bf16",
                 device=device["name"],
             )

@@ -1,7 +1,7 @@
 """What this machine offers and what limits it, as far as it can be read without torch.
 
-Control groups, limits of the process, other programs, swap and CPU quotas stand between a machine's RAM and what a run may
-take. Each is read where the system keeps it; what a system does not say is None, never a guess.
+Control groups, limits of the process, other programs, swap and CPU quotas stand between a machine's RAM and what a run
+may take. Each is read where the system keeps it; what a system does not say is None, never a guess.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A T5 as a folder that CTranslate2 runs: its specification filled with our weights, and the vocabulary.
 
-CTranslate2's own converter reads our folders through transformers. It names unused ids like sentinels, and scales no output
-of a head of its own: what it writes answers otherwise. This one does not, and needs neither transformers nor the memory that
-takes. As with its folders, the tokens of a source end with `</s>`, which transformers' tokenizers write.
+CTranslate2's own converter reads our folders through transformers. It names unused ids like sentinels, and scales no
+output of a head of its own: what it writes answers otherwise. This one does not, and needs neither transformers nor the
+memory that takes. As with its folders, the tokens of a source end with `</s>`, which transformers' tokenizers write.
 Source: ctranslate2/converters/transformers.py, T5Loader.
 """
 
@@ -36,10 +36,14 @@ def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, name: str
     shape = model.config
     specs = ctranslate2.specs
     spec = specs.TransformerSpec.from_config(
-        (shape.num_layers, shape.num_decoder_layers), shape.num_heads, pre_norm=True,
+        (shape.num_layers, shape.num_decoder_layers),
+        shape.num_heads,
+        pre_norm=True,
         activation=getattr(specs.Activation, _ACTIVATIONS[shape.feed_forward_proj]),
-        ffn_glu=shape.feed_forward_proj.startswith("gated-"), relative_attention_bias=True, rms_norm=True,
-    )  # fmt: skip
+        ffn_glu=shape.feed_forward_proj.startswith("gated-"),
+        relative_attention_bias=True,
+        rms_norm=True,
+    )
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for stack in STACKS:
         _fill_stack(spec, values, shape, stack)

@@ -1,7 +1,7 @@
 """A T5 as a file that llama.cpp runs: tensors under its names, sizes and tokenizer as metadata.
 
-llama.cpp computes T5 1.1: it never scales the decoder's output. A T5 1.0 is scaled by d_model^-0.5, so its final norm is
-written that much smaller, which is the same function. It knows ReLU and gated GELU, and distances up to 128.
+llama.cpp computes T5 1.1: it never scales the decoder's output. A T5 1.0 is scaled by d_model^-0.5, so its final norm
+is written that much smaller, which is the same function. It knows ReLU and gated GELU, and distances up to 128.
 Source: llama.cpp, conversion/t5.py, src/models/t5.cpp, src/llama-vocab.cpp; gguf.constants.MODEL_ARCH.T5.
 """
 
@@ -28,9 +28,15 @@ MAX_DISTANCE = 128  # beyond which llama.cpp has one bucket, whatever a file say
 NO_MERGE = "\u00c0 \u00c1"
 STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PARTS = {
-    "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_o", "bias table": "attn_rel_b",
-    "gate": "ffn_gate", "wi": "ffn_up", "wo": "ffn_down",
-}  # fmt: skip
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_o",
+    "bias table": "attn_rel_b",
+    "gate": "ffn_gate",
+    "wi": "ffn_up",
+    "wo": "ffn_down",
+}
 _NORMS = {"attention_norm": "attn_norm", "cross_norm": "cross_attn_norm", "feed_forward_norm": "ffn_norm"}
 
 
@@ -149,9 +155,13 @@ def _describe(writer: Any, gguf: ModuleType, c: T5ModelConfig, name: str, kind: 
 
 def _write_vocabulary(writer: Any, gguf: ModuleType, vocabulary: Vocabulary, start: int) -> None:
     types = {
-        "normal": gguf.TokenType.NORMAL, "unknown": gguf.TokenType.UNKNOWN, "control": gguf.TokenType.CONTROL,
-        "named": gguf.TokenType.USER_DEFINED, "unused": gguf.TokenType.UNUSED, "byte": gguf.TokenType.BYTE,
-    }  # fmt: skip
+        "normal": gguf.TokenType.NORMAL,
+        "unknown": gguf.TokenType.UNKNOWN,
+        "control": gguf.TokenType.CONTROL,
+        "named": gguf.TokenType.USER_DEFINED,
+        "unused": gguf.TokenType.UNUSED,
+        "byte": gguf.TokenType.BYTE,
+    }
     is_bpe = vocabulary.model == "BPE"
     writer.add_tokenizer_model("gpt2" if is_bpe else "t5")
     writer.add_tokenizer_pre("gpt-2" if is_bpe else "default")

@@ -1,8 +1,8 @@
 """A T5 as ONNX files: `encoder_model.onnx` and `decoder_model.onnx`, under the names that Optimum reads.
 
-The graphs are those of `model.reference`, traced by torch's exporter; their weights go into a file beside each. The decoder
-takes the whole answer so far and gives the logits of every place. ONNX runtimes multiply no bf16 on CPUs, so the weights
-are fp32, or fp16 that a runtime widens.
+The graphs are those of `model.reference`, traced by torch's exporter; their weights go into a file beside each. The
+decoder takes the whole answer so far and gives the logits of every place. ONNX runtimes multiply no bf16 on CPUs, so
+the weights are fp32, or fp16 that a runtime widens.
 """
 
 from __future__ import annotations
@@ -54,13 +54,21 @@ def write_onnx(model: T5, vocabulary: Vocabulary, folder: Path, name: str = "") 
     weights = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
     ids, states = torch.ones(2, 3, dtype=torch.long), torch.zeros(2, 3, model.config.d_model)
     _write(
-        onnx, _Side(reference, T5Reference.encode), weights, folder / ENCODER_FILE, (ids, ids),
+        onnx,
+        _Side(reference, T5Reference.encode),
+        weights,
+        folder / ENCODER_FILE,
+        (ids, ids),
         {"input_ids": SOURCE, "attention_mask": SOURCE, "last_hidden_state": SOURCE},
-    )  # fmt: skip
+    )
     _write(
-        onnx, _Side(reference, T5Reference.decode), weights, folder / DECODER_FILE, (ids[:, :2], states, ids),
+        onnx,
+        _Side(reference, T5Reference.decode),
+        weights,
+        folder / DECODER_FILE,
+        (ids[:, :2], states, ids),
         {"input_ids": TARGET, "encoder_hidden_states": SOURCE, "encoder_attention_mask": SOURCE, "logits": TARGET},
-    )  # fmt: skip
+    )
     return folder / DECODER_FILE
 
 
@@ -81,9 +89,17 @@ def _write(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's exporter by tracing needs no further package; the newer one does
         torch.onnx.export(
-            side, given, str(path), input_names=inputs, output_names=[output], dynamic_axes=axes, opset_version=OPSET,
-            dynamo=False, export_params=False, do_constant_folding=False,
-        )  # fmt: skip
+            side,
+            given,
+            str(path),
+            input_names=inputs,
+            output_names=[output],
+            dynamic_axes=axes,
+            opset_version=OPSET,
+            dynamo=False,
+            export_params=False,
+            do_constant_folding=False,
+        )
     graph, kinds = onnx.load(str(path)), onnx.TensorProto
     with path.with_name(f"{path.name}.data").open("wb") as file:
         for value in [value for value in graph.graph.input if value.name in weights]:

@@ -23,9 +23,11 @@ class Vocabulary:
     """A tokenizer, as others read it.
 
     Args:
-        model: BPE, Unigram or another of the library's. pieces, kinds, scores: by id, as many as the embedding has rows.
+        model: BPE, Unigram or another of the library's. pieces, kinds, scores: by id, as many as the embedding has
+            rows.
         merges: of BPE, the most frequent first. pad_id, eos_id, unk_id: of the special tokens.
-        charsmap: SentencePiece's compiled normalization; empty: none. collapses_spaces, adds_space: before pieces are sought.
+        charsmap: SentencePiece's compiled normalization; empty: none. collapses_spaces, adds_space: before pieces are
+            sought.
         is_bytewise: whether pieces are written in GPT-2's alphabet of bytes.
     """
 
@@ -82,11 +84,20 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
     )
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
     return Vocabulary(
-        model["type"], pieces, kinds, scores, merges, tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id, charsmap, collapses,
+        model["type"],
+        pieces,
+        kinds,
+        scores,
+        merges,
+        tokenizer.pad_id,
+        tokenizer.eos_id,
+        tokenizer.unk_id,
+        charsmap,
+        collapses,
         any(step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in steps),
         # without merges, as of ByT5, it does not matter how words are split
         any(step["type"] == "ByteLevel" and (step.get("use_regex", True) or not merges) for step in steps),
-    )  # fmt: skip
+    )
 
 
 def _of_sentencepiece(tokenizer: Tokenizer, size: int) -> Vocabulary:
@@ -102,10 +113,19 @@ def _of_sentencepiece(tokenizer: Tokenizer, size: int) -> Vocabulary:
             pieces[number], scores[number], kinds[number] = token, NAMED_SCORE, "named"
     normalizer, is_bpe = model.normalizer_spec, model.trainer_spec.model_type == model.trainer_spec.BPE
     return Vocabulary(
-        "SentencePiece BPE" if is_bpe else "Unigram", pieces, kinds, scores, [], tokenizer.pad_id, tokenizer.eos_id,
-        tokenizer.unk_id, normalizer.precompiled_charsmap, normalizer.remove_extra_whitespaces,
-        normalizer.add_dummy_prefix, False,
-    )  # fmt: skip
+        "SentencePiece BPE" if is_bpe else "Unigram",
+        pieces,
+        kinds,
+        scores,
+        [],
+        tokenizer.pad_id,
+        tokenizer.eos_id,
+        tokenizer.unk_id,
+        normalizer.precompiled_charsmap,
+        normalizer.remove_extra_whitespaces,
+        normalizer.add_dummy_prefix,
+        False,
+    )
 
 
 def _learnt(model: Mapping[str, Any]) -> Iterator[tuple[int, str, float]]:

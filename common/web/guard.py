@@ -1,9 +1,9 @@
 """Who may use the page or the API: whoever sits at this machine; anybody else needs the token.
 
-Every request passes here first. A name of the host that is not ours is refused, which is what DNS rebinding would bring;
-so is a request that another site's page has sent (Origin, Sec-Fetch-Site), and a changing one without JSON's content
-type, which no form of another site can send. The token, where there is one, comes as `Authorization: Bearer`; a page also
-takes it once in the address (`?token=`), from where it goes into a cookie that scripts cannot read.
+Every request passes here first. A name of the host that is not ours is refused, which is what DNS rebinding would
+bring; so is a request that another site's page has sent (Origin, Sec-Fetch-Site), and a changing one without JSON's
+content type, which no form of another site can send. The token, where there is one, comes as `Authorization: Bearer`; a
+page also takes it once in the address (`?token=`), from where it goes into a cookie that scripts cannot read.
 Sources: OWASP cheat sheets on cross-site request forgery and on content security policy.
 """
 
@@ -107,8 +107,9 @@ class Guard:
     def _ask_for_token(self, scope: Scope, headers: Headers) -> Response | None:
         client = scope["client"][0]
         port = scope["server"][1]
-        # What a browser keeps instead of the token: it sends its cookies to every server of this host, whatever the port, and nobody
-        # else can use it from another address. Two pages of one host would take each other's cookie, but for its name.
+        # What a browser keeps instead of the token: it sends its cookies to every server of this host, whatever the
+        # port, and nobody else can use it from another address. Two pages of one host would take each other's cookie,
+        # but for its name.
         cookie = f"{COOKIE}_{port}"
         kept = hmac.new(self._token.encode("utf8"), f"{client} {port}".encode(), "sha256").hexdigest()
         cookies = cookie_parser(headers.get("cookie", ""))

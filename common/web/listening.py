@@ -100,8 +100,8 @@ def listen(host: str, port: int) -> socket.socket:
 class Connection(H11Protocol):
     """One connection, which holds little of what its client sends and does not read.
 
-    What came of a body that nobody has read goes with the answer, however long the connection stays. An application that sends on
-    waits until everything before is with the system, and a client that takes none of it is cut off.
+    What came of a body that nobody has read goes with the answer, however long the connection stays. An application
+    that sends on waits until everything before is with the system, and a client that takes none of it is cut off.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

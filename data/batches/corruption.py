@@ -3,10 +3,12 @@
 - Span corruption (Raffel et al. 2020, section 3.1.4): masked spans become sentinels, the target spells them out. The
   mask follows `random_spans_noise_mask` of github.com/google-research/text-to-text-transfer-transformer.
 - Prefix language modelling (Raffel et al. 2020, section 3.2.1): the encoder sees a beginning, the decoder goes on.
-- UL2: a mixture of seven denoisers (Tay et al. 2022, section 3.1.2), drawn evenly for each row: R (span 3 and 8, density
+- UL2: a mixture of seven denoisers (Tay et al. 2022, section 3.1.2), drawn evenly for each row: R (span 3 and 8,
+density
   0.15), S (prefix, a quarter is the target on average), X (span 3, 8 and 64 at density 0.5, and span 64 at 0.15). The
   paper's mode tokens are left out; it calls them optional.
-- Denoising: single tokens become a mask, the target is the whole window (as for ProtT5, Elnaggar et al. 2021; the mask is
+- Denoising: single tokens become a mask, the target is the whole window (as for ProtT5, Elnaggar et al. 2021; the mask
+is
   the first sentinel everywhere, as `noise_token_to_sentinel` of T5 has it).
 
 Everything is a pure function of the tokens and a random generator, which has one key per row, so a mask depends neither

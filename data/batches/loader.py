@@ -128,7 +128,8 @@ class StepLoader:
     Raises:
         UserError: the shards are incomplete or broken, here or when a row is read. Their checksums: see `check_shards`.
     Memory:
-        the batches of one step, and the rows of one batch; of a step whose rows are sorted all rows, while they are collated.
+        the batches of one step, and the rows of one batch; of a step whose rows are sorted all rows, while they are
+        collated.
 
     Attributes:
         longest: encoder and decoder tokens of the longest rows that can come, all answers of a row together.
@@ -216,8 +217,8 @@ class StepLoader:
             step: 0-based, counted over all epochs.
             effective_batch_size: rows of the step over all processes; batch_size: most rows of one batch.
         Returns:
-            batches that hold, over all processes, each row of the step once, and at most `batch_tokens` encoder and decoder
-            tokens (a longer row is a batch of its own); none where there are fewer rows than processes. With
+            batches that hold, over all processes, each row of the step once, and at most `batch_tokens` encoder and
+            decoder tokens (a longer row is a batch of its own); none where there are fewer rows than processes. With
             `group_by_length`, rows of a batch are of like length.
         """
         places = step * effective_batch_size + np.arange(effective_batch_size)
@@ -287,7 +288,9 @@ def _rows_of_sets(spec: str | None, parts: Sequence[str], sizes: Sequence[int]) 
 
 
 def filled(rows: Iterable[AnyRow], batch_size: int, max_tokens: float) -> Iterator[list[AnyRow]]:
-    """Part rows, in their order, into as few groups as `batch_size` rows and `max_tokens` tokens allow. Memory: one group."""
+    """Part rows, in their order, into as few groups as `batch_size` rows and `max_tokens` tokens allow. Memory: one
+    group.
+    """
     group: list[AnyRow] = []
     tokens = 0
     for row in rows:

@@ -1,8 +1,8 @@
 """Lengths of the rows of each step, known before the run starts, for the plan of its memory.
 
-The order of the rows is a pure function of the step, so the lengths that the shards tell (the offsets of their lists, no
-token is read) give every batch of the run in advance. Where that would take too long, evenly spaced steps stand for all;
-where lengths depend on random masks (ul2, prefix), the steps that are looked at are made.
+The order of the rows is a pure function of the step, so the lengths that the shards tell (the offsets of their lists,
+no token is read) give every batch of the run in advance. Where that would take too long, evenly spaced steps stand for
+all; where lengths depend on random masks (ul2, prefix), the steps that are looked at are made.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class StepLengths:
     is_complete: bool
 
     def with_longest(self, longest: tuple[int, int]) -> StepLengths:
-        """The same where all rows are among them; else with the longest of all data, which may be in a step that is missing, in
-        place of the longest here.
+        """The same where all rows are among them; else with the longest of all data, which may be in a step that is
+        missing, in place of the longest here.
         """
         if self.is_complete:
             return self
@@ -63,7 +63,8 @@ def step_lengths(
 
     Args:
         split_dir: the folder that the loader reads. steps: 0-based, as `StepLoader.micro_batches` counts them.
-    Memory: 4 bytes a place of the order, of rows shorter than `SHORT`, and 20 more for a moment, up to the limits above.
+    Memory: 4 bytes a place of the order, of rows shorter than `SHORT`, and 20 more for a moment, up to the limits
+    above.
     """
     if loader.task.has_even_lengths:
         return _even(loader, -(-effective_batch_size // num_processes))
@@ -103,7 +104,8 @@ def drawn_lengths(
     """Steps of rows that are drawn from a sample, for data whose order is not known yet; the same ones each time.
 
     Args:
-        lengths: (N,) tokens of encoder and decoder of the rows of the sample. longest: of the one row that is put to them.
+        lengths: (N,) tokens of encoder and decoder of the rows of the sample. longest: of the one row that is put to
+            them.
         sorts_rows: whether a step's rows are sorted by length. most_steps: that are drawn.
     """
     steps = max(1, min(most_steps, MOST_DRAWN_ROWS // effective_batch_size))
@@ -160,7 +162,9 @@ def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple
 
 
 def _by_process(sources: Lengths, targets: Lengths, num_processes: int, sorts_rows: bool) -> tuple[Lengths, Lengths]:
-    """What each process takes of steps, (S, R) -> (S x processes, R / processes); sorted, rows of like length are side by side."""
+    """What each process takes of steps, (S, R) -> (S x processes, R / processes); sorted, rows of like length are side
+    by side.
+    """
     places = np.arange(sources.shape[1])
     shares = np.array_split(places, num_processes)
     if sorts_rows:

@@ -1,7 +1,8 @@
-"""Rows whose texts repeat those of an earlier row, by a 64-bit BLAKE2b digest (10 million rows: one false hit in 300,000 corpora).
+"""Rows whose texts repeat those of an earlier row, by a 64-bit BLAKE2b digest (10 million rows: one false hit in
+300,000 corpora).
 
-A first pass writes the digests of all rows to files, 8 bytes a row. They are then compared in buckets, so that a few million
-are in memory at a time whatever the size of the corpus.
+A first pass writes the digests of all rows to files, 8 bytes a row. They are then compared in buckets, so that a few
+million are in memory at a time whatever the size of the corpus.
 """
 
 from __future__ import annotations

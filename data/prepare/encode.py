@@ -35,8 +35,8 @@ class Encoded:
     """Rows of ids, end to end.
 
     Args:
-        columns: per column the ids of all rows, each row with end of text, and the length of each row; of labels the numbers,
-            NaN where none is learnt.
+        columns: per column the ids of all rows, each row with end of text, and the length of each row; of labels the
+            numbers, NaN where none is learnt.
         uncut: per column the length of each row before it was cut.
         unknown: (rows,) unknown tokens; places: (rows,) which of the rows that came in each of them is.
         empty: blank rows that were left out; dropped: those that cleaning left out.
@@ -144,7 +144,9 @@ class Encoder:
         return self.tokenizer.encode_prompts(texts, is_chat=column == 0 and bool(template.jinja))
 
     def _shortened(self, turns: Sequence[Turn], ids: Ids, longest: int | None) -> Ids:
-        """Leave out the oldest turns of a conversation until it fits, or only its newest question is left; rules stay."""
+        """Leave out the oldest turns of a conversation until it fits, or only its newest question is left; rules
+        stay.
+        """
         template = self.examples.template
         if template is None or longest is None or len(ids) < longest:
             return ids
@@ -179,7 +181,8 @@ def lengths_of_rows(sides: Sequence[Ids]) -> Counts:
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Texts for an encoder with a head, or without one: ids without end of text, and where letters and words are among them.
+    """Texts for an encoder with a head, or without one: ids without end of text, and where letters and words are among
+    them.
 
     Args:
         prepare: none, or how the texts of proteins are prepared; see `data.text.proteins`.
@@ -206,10 +209,11 @@ class TextEncoder:
         return self.encode([text])[0][:most]
 
     def with_places(self, text: str, count: int | None = None) -> tuple[Ids, Counts]:
-        """Ids of a text, and of each letter or word the place of its first token; -1 where it has none, as a zero-width space.
+        """Ids of a text, and of each letter or word the place of its first token; -1 where it has none, as a zero-width
+        space.
 
-        A blank that the tokenizer writes as a token of its own is the first token of the word behind it, as in the `word_ids` of
-        transformers.
+        A blank that the tokenizer writes as a token of its own is the first token of the word behind it, as in the
+        `word_ids` of transformers.
 
         Args:
             count: how many letters or words it has; None: its words, of a protein its letters.

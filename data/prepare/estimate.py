@@ -41,10 +41,11 @@ class LengthEstimate:
     """Tokens of the first rows before they are cut.
 
     Args:
-        objective: what the rows teach. sources: (N,) of the encoder. targets: (A, N) of the decoder, of each answer of a row.
+        objective: what the rows teach. sources: (N,) of the encoder. targets: (A, N) of the decoder, of each answer of
+            a row.
         is_all: whether there are no other rows, and their tokenizer is known.
-        about_rows: about as many rows there are, of conversations with every answer one for each. held_out_rows: likewise of files to
-            validate with; 0: rows are held out, or such files are elsewhere.
+        about_rows: about as many rows there are, of conversations with every answer one for each. held_out_rows:
+            likewise of files to validate with; 0: rows are held out, or such files are elsewhere.
         vocabulary: ids of the tokenizer; 0: they depend on rows that were not looked at.
     """
 
@@ -131,8 +132,8 @@ def _here(sources: list[Source]) -> list[Source]:
 
 
 def misfit(data: DataConfig, is_finetune: bool, tokenizer_dir: Path) -> str:
-    """What speaks against a tokenizer for the training data, as one of another language loses its letters, or spells them
-    out by bytes; empty where nothing does.
+    """What speaks against a tokenizer for the training data, as one of another language loses its letters, or spells
+    them out by bytes; empty where nothing does.
 
     Raises:
         UserError: the data or the tokenizer cannot be read.

@@ -1,9 +1,10 @@
-"""Files of others are read in a child of this process, in memory that the system bounds: what they do to a library ends there.
+"""Files of others are read in a child of this process, in memory that the system bounds: what they do to a library ends
+there.
 
 The child is kept while there is more to ask, as each costs the start of an interpreter, and takes its memory with it.
-Under a budget that is named, or on a machine with little memory, the tokenizer learns from fewer words and fewer processes
-encode. Rows come out the same whatever the number of processes; a tokenizer that is in the cache is used whatever it had to
-learn from.
+Under a budget that is named, or on a machine with little memory, the tokenizer learns from fewer words and fewer
+processes encode. Rows come out the same whatever the number of processes; a tokenizer that is in the cache is used
+whatever it had to learn from.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _kept: list[tuple[Worker, int]] = []  # one with its bytes, or none
 
 
 def look(config: Config, function: Callable[..., Result], *arguments: Any, always_in_child: bool = False) -> Result:
-    """What a module's function says: asked in the child where the settings name files, here where they name shards or nothing.
+    """What a module's function says: asked in the child where the settings name files, here where they name shards or
+    nothing.
 
     Args:
         function: it, its arguments and its answer are picklable; of its errors only UserError comes back.

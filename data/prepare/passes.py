@@ -1,7 +1,8 @@
-"""A pass over all rows: read in batches from a position on, worked on by several processes, results in the order of the rows.
+"""A pass over all rows: read in batches from a position on, worked on by several processes, results in the order of the
+rows.
 
-What a pass gives does not depend on the number of processes. The same files give the same batches, so that a position is
-enough to continue from; what was read of a file before is read again and passed over.
+What a pass gives does not depend on the number of processes. The same files give the same batches, so that a position
+is enough to continue from; what was read of a file before is read again and passed over.
 """
 
 from __future__ import annotations

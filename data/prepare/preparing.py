@@ -1,9 +1,9 @@
 """Text to token shards, once for all runs.
 
-`prepare` decides what is trained, finds or trains the tokenizer, reads the rows, encodes them and writes shards under the
-cache folder, named by a fingerprint of everything that shapes them: files, columns, tokenizer, lengths, settings. The
-same question a second time is answered at once; an attempt that was killed or interrupted continues after its last shard.
-Reading and encoding take memory that training wants, so `in_child` lets another process do it.
+`prepare` decides what is trained, finds or trains the tokenizer, reads the rows, encodes them and writes shards under
+the cache folder, named by a fingerprint of everything that shapes them: files, columns, tokenizer, lengths, settings.
+The same question a second time is answered at once; an attempt that was killed or interrupted continues after its last
+shard. Reading and encoding take memory that training wants, so `in_child` lets another process do it.
 """
 
 from __future__ import annotations
@@ -217,11 +217,12 @@ def find_prepared(config: Config) -> Prepared | None:
 def in_child(
     function: Callable[..., Prepared], config: Config, note: Path | None = None, checked: Sequence[str] = ()
 ) -> Prepared:
-    """Do what `prepare` or `prepare_evaluation` does, in a process of its own if files are named or something has to be made.
+    """Do what `prepare` or `prepare_evaluation` does, in a process of its own if files are named or something has to be
+    made.
 
     Args:
-        checked: splits whose rows will be read, `train`, `validation` or both: they are compared with their checksums, and
-            damaged ones of the cache are made anew.
+        checked: splits whose rows will be read, `train`, `validation` or both: they are compared with their checksums,
+            and damaged ones of the cache are made anew.
     Raises:
         UserError: as they do, and where shards that the user has named are damaged. DoesNotFit: it takes more than the
             budget leaves.

@@ -102,7 +102,8 @@ def _given_shards(data: DataConfig, objective: str, file: str) -> TrainingData:
 
 
 def held_out_sources(data: DataConfig) -> list[Source]:
-    """The files to validate with: those named, or those of the training folders whose names say so; none: rows are held out.
+    """The files to validate with: those named, or those of the training folders whose names say so; none: rows are held
+    out.
 
     Raises:
         UserError: a file is missing, empty or broken.
@@ -136,7 +137,9 @@ def check_tokenizer(data: DataConfig) -> None:
 
 
 def file_problems(data: DataConfig) -> list[str]:
-    """Find what is wrong with the data and the tokenizer that the settings name, before any row is read, for `UserError`."""
+    """Find what is wrong with the data and the tokenizer that the settings name, before any row is read, for
+    `UserError`.
+    """
     problems = list[str]()
     for flag, spec in named_files(data).items():
         with collected(problems):

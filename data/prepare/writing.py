@@ -1,8 +1,8 @@
 """All rows of a job into shards; a killed attempt continues after the last shard that it finished.
 
-Rows stream through: read, clean, encode (in several processes), hold out, write. A blank row is dropped, a pair that is too
-long is cut by tokens with end of text as its last one; both are counted. Nothing else is lost: the token stream keeps every
-token of every document. The shards depend neither on where an attempt ended nor on the number of processes.
+Rows stream through: read, clean, encode (in several processes), hold out, write. A blank row is dropped, a pair that is
+too long is cut by tokens with end of text as its last one; both are counted. Nothing else is lost: the token stream
+keeps every token of every document. The shards depend neither on where an attempt ended nor on the number of processes.
 """
 
 from __future__ import annotations
@@ -368,7 +368,8 @@ class Writing:
             reasons = [f"{reason}: {entry['count']}" for reason, entry in entries if reason != BROKEN]
             left_out = f"{left_out} ({', '.join(reasons)})"
         problem = say(
-            "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out by "
+            "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out "
+            "by "
             "cleaning: {left_out}); {remedy}",
             files=_named(sources),
             split=split,
@@ -382,7 +383,9 @@ class Writing:
 
 
 def is_held_out(numbers: NDArray[np.int64] | int) -> NDArray[np.bool_]:
-    """Say which rows of a file, by their numbers alone, are kept for validation: one of each hundred, always the second of all."""
+    """Say which rows of a file, by their numbers alone, are kept for validation: one of each hundred, always the second
+    of all.
+    """
     blocks, places = np.divmod(np.atleast_1d(numbers), HELD_OUT_ONE_IN)
     chosen = mix(blocks.astype(np.uint64)) % np.uint64(HELD_OUT_ONE_IN)
     is_chosen: NDArray[np.bool_] = places == np.where(blocks > 0, chosen, 1)

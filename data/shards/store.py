@@ -1,12 +1,12 @@
 """Token rows on disk: what a shards folder holds, and whether it is still what `prepare` has written.
 
 A shards folder holds `manifest.json`, `tokenizer/` and one folder per split (`train/`, `validation/`) of Arrow IPC
-files, 128 rows a record batch, so that one row can be read without touching much else. Which columns these have says the
-task that reads them (`data.task.ShardFormat`).
+files, 128 rows a record batch, so that one row can be read without touching much else. Which columns these have says
+the task that reads them (`data.task.ShardFormat`).
 
-The manifest, which holds the CRC-32 of every file, is written last, into a folder that is then renamed: where there is a
-manifest, all is there. A run compares the checksums once, before its first row: a flipped bit in a token would be learnt and
-never be seen. CRC-32 finds damage, not intent: whoever can write the shard can write the manifest.
+The manifest, which holds the CRC-32 of every file, is written last, into a folder that is then renamed: where there is
+a manifest, all is there. A run compares the checksums once, before its first row: a flipped bit in a token would be
+learnt and never be seen. CRC-32 finds damage, not intent: whoever can write the shard can write the manifest.
 """
 
 from __future__ import annotations
@@ -275,7 +275,8 @@ def check_shards(*split_dirs: Path) -> None:
                     continue
                 problems.append(
                     say(
-                        "{path}: is damaged, its checksum is {found:08x} and was {crc32:08x} when it was written; copy it "
+                        "{path}: is damaged, its checksum is {found:08x} and was {crc32:08x} when it was written; "
+                        "copy it "
                         "again, or delete {root} and prepare it again",
                         path=path,
                         found=checksum,

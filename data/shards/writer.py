@@ -1,7 +1,8 @@
 """Token rows into shard files, so that a killed preparing can continue after the last shard that it finished.
 
-Rows go straight into an open Arrow file, 128 at a time. A state is small: which shards are done, how many rows of the open
-file are on the disk, and the rows that are not written yet. To continue from it those rows of the open file are copied.
+Rows go straight into an open Arrow file, 128 at a time. A state is small: which shards are done, how many rows of the
+open file are on the disk, and the rows that are not written yet. To continue from it those rows of the open file are
+copied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Rows out of files, local, remote or packed:
-`files` finds and tells apart, `reader` reads any format by the table in `formats`, `layouts` says which columns are learnt, `reading` gives
-rows of them, `peek` the first ones. Imports `data.text` for rows with turns and labels.
+`files` finds and tells apart, `reader` reads any format by the table in `formats`, `layouts` says which columns are
+learnt, `reading` gives rows of them, `peek` the first ones. Imports `data.text` for rows with turns and labels.
 """

@@ -28,11 +28,11 @@ class Columns:
     """The columns that make the rows of files, and how.
 
     Args:
-        texts: columns or expressions: (text,), (prompt, response) or (prompt, chosen, rejected); none: `turns` says all. An empty
-            name of a prompt: it is what the answers begin with.
+        texts: columns or expressions: (text,), (prompt, response) or (prompt, chosen, rejected); none: `turns` says
+            all. An empty name of a prompt: it is what the answers begin with.
         turns, system: columns with the turns before the prompt, and with rules; none: empty.
-        is_spoken: whether texts may be messages or lists of them. is_known: whether the shape was recognised, so that a file may
-            lack what need not be there, and a response may be a number.
+        is_spoken: whether texts may be messages or lists of them. is_known: whether the shape was recognised, so that a
+            file may lack what need not be there, and a response may be a number.
         has_answers: of pairs whether a response may be a list of right answers.
         names: of labels, see `LabelColumns`; None: there are no labels, or their names are not known yet.
     """
@@ -52,7 +52,9 @@ class Columns:
 
     @property
     def form(self) -> str:
-        """Which form of `data.text.conversations.Examples` the rows have; "messages" and "history" end with a cell of turns."""
+        """Which form of `data.text.conversations.Examples` the rows have; "messages" and "history" end with a cell of
+        turns.
+        """
         if not self.texts:
             return MESSAGES
         if self.turns or self.system or self.is_spoken:
@@ -90,7 +92,8 @@ class Columns:
         return texts if self.form in (PLAIN, ANSWERS) else [*texts, self.turns or self.system or "turns"]
 
     def kinds(self, names: Sequence[str]) -> dict[str, Shapes]:
-        """The types of cells that each column of a file may have, of those that are read; as they were asked for if not there.
+        """The types of cells that each column of a file may have, of those that are read; as they were asked for if not
+        there.
 
         Args:
             names: the file's columns.
@@ -177,7 +180,9 @@ class Columns:
         return self._ruled(turns, record)
 
     def _checked(self, texts: list[str]) -> TextRow:
-        """The same texts, unless a prompt without a response, which teaches nothing; preferences are checked as a whole."""
+        """The same texts, unless a prompt without a response, which teaches nothing; preferences are checked as a
+        whole.
+        """
         said = list(map(str.strip, texts))
         if len(texts) == 2 and "" in said:
             raise ValueError(say("{value} is empty", value=self.cells()[said.index("")]))

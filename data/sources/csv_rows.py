@@ -58,7 +58,9 @@ class Csv(Reader):
         return CsvHead(names, names, dict.fromkeys(names, ""), is_quoted=dialect.is_quoted, dialect=dialect)
 
     def dialect(self, source: Source) -> Dialect:
-        """By commas, by what Excel's `sep=;` in a line before them says, or by what parts a first line that has no comma."""
+        """By commas, by what Excel's `sep=;` in a line before them says, or by what parts a first line that has no
+        comma.
+        """
         try:
             first = next(_Lines(source)).rstrip("\r\n").strip('"')
             header = next(csv.reader(_Lines(source)))
@@ -92,9 +94,9 @@ class Csv(Reader):
 
 
 class Tsv(Csv):
-    """Cells between tabs, where a quote is a letter like others (the media type text/tab-separated-values) unless cells are quoted as
-    CSV writers do (pandas' to_csv(sep="\\t")): some cell begins with a quote within 16 MiB, and within 1 MiB from there all such cells
-    end as CSV has it.
+    """Cells between tabs, where a quote is a letter like others (the media type text/tab-separated-values) unless cells
+    are quoted as CSV writers do (pandas' to_csv(sep="\\t")): some cell begins with a quote within 16 MiB, and within 1
+    MiB from there all such cells end as CSV has it.
     """
 
     def dialect(self, source: Source) -> Dialect:

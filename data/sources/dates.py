@@ -1,7 +1,7 @@
 """Dates as people write them, in English and Chinese: a task that a small model learns and anyone can check.
 
-A row is a written date and its ISO form: "Wed, the 3rd of March, 2021" -> 2021-03-03, 二〇二一年三月三日 -> 2021-03-03. Made by rule
-with the standard library: weekdays, ordinals, abbreviations, Chinese numerals, and slips (letters lost, doubled or
+A row is a written date and its ISO form: "Wed, the 3rd of March, 2021" -> 2021-03-03, 二〇二一年三月三日 -> 2021-03-03. Made by
+rule with the standard library: weekdays, ordinals, abbreviations, Chinese numerals, and slips (letters lost, doubled or
 swapped in long names, capitals, commas and spaces gone, wrong endings of ordinals, full-width digits). Every date is
 of the years 1900 to 2099, and tells its year in full, so that each text has one right answer.
 
@@ -26,35 +26,88 @@ TRAIN_ROWS, HELD_OUT_ROWS = 40_000, 1000
 SLIP = 0.2  # share of rows with one
 SHORTEST_SLIPPED = 5  # letters of a name; of shorter ones too little would be left
 
-MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December")  # fmt: skip
+MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 UNITS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
-TEENS = ("tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth")  # fmt: skip
+TEENS = (
+    "tenth",
+    "eleventh",
+    "twelfth",
+    "thirteenth",
+    "fourteenth",
+    "fifteenth",
+    "sixteenth",
+    "seventeenth",
+    "eighteenth",
+    "nineteenth",
+)
 ORDINALS = ("", *UNITS, *TEENS, "twentieth", *map("twenty-{}".format, UNITS), "thirtieth", "thirty-first")
 NUMERALS = "〇一二三四五六七八九"
 TENS = ("", "十", "二十", "三十")
 ORDINARY, WIDE = "0123456789", "０１２３４５６７８９"
 
 ENGLISH = (
-    "{month} {day}, {year}", "{day} {month} {year}", "{ordinal} {month} {year}", "{ordinal} {month}, {year}", "the {ordinal} of {month}, {year}",
-    "the {ordinal} of {month} {year}", "{month} {ordinal}, {year}", "{month} {ordinal} {year}", "{weekday}, {month} {day}, {year}",
-    "{weekday} {day} {month} {year}", "{weekday}, {day} {month} {year}", "{weekday} the {ordinal} of {month}, {year}",
-    "the {word} of {month}, {year}", "the {word} of {month} {year}", "{month} the {word}, {year}", "{weekday}, {month} the {word}, {year}",
-    "on {weekday}, {month} {ordinal}, {year}", "{day}-{month}-{year}", "{year} {month} {day}", "{year}, {ordinal} of {month}",
-    "{year}/{mm}/{dd}", "{year}.{m}.{day}", "{year} {mm} {dd}",
-)  # fmt: skip
+    "{month} {day}, {year}",
+    "{day} {month} {year}",
+    "{ordinal} {month} {year}",
+    "{ordinal} {month}, {year}",
+    "the {ordinal} of {month}, {year}",
+    "the {ordinal} of {month} {year}",
+    "{month} {ordinal}, {year}",
+    "{month} {ordinal} {year}",
+    "{weekday}, {month} {day}, {year}",
+    "{weekday} {day} {month} {year}",
+    "{weekday}, {day} {month} {year}",
+    "{weekday} the {ordinal} of {month}, {year}",
+    "the {word} of {month}, {year}",
+    "the {word} of {month} {year}",
+    "{month} the {word}, {year}",
+    "{weekday}, {month} the {word}, {year}",
+    "on {weekday}, {month} {ordinal}, {year}",
+    "{day}-{month}-{year}",
+    "{year} {month} {day}",
+    "{year}, {ordinal} of {month}",
+    "{year}/{mm}/{dd}",
+    "{year}.{m}.{day}",
+    "{year} {mm} {dd}",
+)
 CHINESE = (
-    "{year}年{m}月{day}日", "{year}年{m}月{day}号", "{year}年{mm}月{dd}日", "{year} 年 {m} 月 {day} 日", "公元{year}年{m}月{day}日",
-    "{year}年{m}月{day}日 {xingqi}", "{year}年{m}月{day}日（{xingqi}）", "{xingqi}，{year}年{m}月{day}日",
-    "{cyear}年{cmonth}月{cday}日", "{cyear}年{cmonth}月{cday}号", "{cyear}年{cmonth}月{cday}日，{xingqi}", "{xingqi}，{cyear}年{cmonth}月{cday}日",
-    "公元{cyear}年{cmonth}月{cday}日", "{year}年{cmonth}月{cday}日",
-)  # fmt: skip
+    "{year}年{m}月{day}日",
+    "{year}年{m}月{day}号",
+    "{year}年{mm}月{dd}日",
+    "{year} 年 {m} 月 {day} 日",
+    "公元{year}年{m}月{day}日",
+    "{year}年{m}月{day}日 {xingqi}",
+    "{year}年{m}月{day}日（{xingqi}）",
+    "{xingqi}，{year}年{m}月{day}日",
+    "{cyear}年{cmonth}月{cday}日",
+    "{cyear}年{cmonth}月{cday}号",
+    "{cyear}年{cmonth}月{cday}日，{xingqi}",
+    "{xingqi}，{cyear}年{cmonth}月{cday}日",
+    "公元{cyear}年{cmonth}月{cday}日",
+    "{year}年{cmonth}月{cday}日",
+)
 HELD_OUT_FORMS = {"english": "{month} the {ordinal}, {year}", "chinese": "{cyear}年{m}月{day}日"}
 
 
 @dataclass(frozen=True)
 class SampleDates:
-    """Files of pairs, JSONL with prompt and response: `train` and `valid`; held out `years`, `english` and `chinese`."""
+    """Files of pairs, JSONL with prompt and response: `train` and `valid`; held out `years`, `english` and
+    `chinese`.
+    """
 
     train: Path
     valid: Path
@@ -79,10 +132,11 @@ def _build(folder: Path) -> None:
     seen: set[str] = set()
     everything = (*ENGLISH, *CHINESE)
     parts: dict[str, tuple[int, tuple[str, ...], bool]] = {
-        "train": (TRAIN_ROWS, everything, False), "valid": (HELD_OUT_ROWS, everything, False),
+        "train": (TRAIN_ROWS, everything, False),
+        "valid": (HELD_OUT_ROWS, everything, False),
         "years": (HELD_OUT_ROWS, everything, True),
         **{name: (HELD_OUT_ROWS, (form,), False) for name, form in HELD_OUT_FORMS.items()},
-    }  # fmt: skip
+    }
     for number, (name, (count, forms, held_out)) in enumerate(parts.items()):
         made = rows(Random(number), forms, held_out, count, seen)
         lines = (json.dumps({"prompt": text, "response": iso}, ensure_ascii=False) + "\n" for text, iso in made)
@@ -117,10 +171,20 @@ def write(day: date, form: str, draw: Random) -> str:
         if draw.random() < 0.3:
             ordinal = f"{day.day}{draw.choice(('th', 'st', ''))}"
     text = form.format(
-        year=day.year, m=day.month, mm=f"{day.month:02}", day=day.day, dd=f"{day.day:02}", month=month, weekday=weekday,
-        ordinal=ordinal, word=ORDINALS[day.day], cyear=_digits(day.year, draw), cmonth=chinese_number(day.month),
-        cday=chinese_number(day.day), xingqi=draw.choice(("星期", "周", "礼拜")) + "一二三四五六日"[day.weekday()],
-    )  # fmt: skip
+        year=day.year,
+        m=day.month,
+        mm=f"{day.month:02}",
+        day=day.day,
+        dd=f"{day.day:02}",
+        month=month,
+        weekday=weekday,
+        ordinal=ordinal,
+        word=ORDINALS[day.day],
+        cyear=_digits(day.year, draw),
+        cmonth=chinese_number(day.month),
+        cday=chinese_number(day.day),
+        xingqi=draw.choice(("星期", "周", "礼拜")) + "一二三四五六日"[day.weekday()],
+    )
     return draw.choice(CARELESS)(text) if slips else text
 
 

@@ -1,7 +1,8 @@
 """What of a record makes a text: a column, `column.key` of its tables, or several joined.
 
-`instruction+input` is both texts, one below the other (the second may be missing in a row), `prefix: input_text` both in one
-line, `translation.en` the text under a key of a cell that holds a table. A list under a key holds several right answers.
+`instruction+input` is both texts, one below the other (the second may be missing in a row), `prefix: input_text` both
+in one line, `translation.en` the text under a key of a cell that holds a table. A list under a key holds several right
+answers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from settings.fields import listed
 
 # sign -> what stands between the texts, and the place of the one that a row must have
 JOINTS = {"+": ("\n", 0), ": ": (": ", -1), "": ("", 0)}
-# The types of the cells that a text may be made of. Where cells may be turns, a list holds these, and else right answers.
+# The types of the cells that a text may be made of. Where cells may be turns, a list holds these, and else right
+# answers.
 Shapes = frozenset[type]
 TEXT: Shapes = frozenset({str})
 NUMBER: Shapes = frozenset({int, bool, Decimal})
@@ -53,7 +55,9 @@ class Cell:
         return ".".join(filter(None, [self.column, self.key]))
 
     def value(self, record: Mapping[str, Any]) -> Any:
-        """What a record holds there; ValueError where the column is missing, could not be read, or holds no table for a key."""
+        """What a record holds there; ValueError where the column is missing, could not be read, or holds no table for a
+        key.
+        """
         if self.column not in record:
             has = listed(record) or say("nothing")
             raise ValueError(say("has no {name}; it has {value}", name=self.column, value=has))

@@ -45,7 +45,9 @@ class Fasta(Reader):
 
 
 def _records(source: Source) -> Iterator[tuple[int, list[bytes]]]:
-    """The number of the first line of each record, and its lines without blank ones and comments, up to about 16 MiB of them."""
+    """The number of the first line of each record, and its lines without blank ones and comments, up to about 16 MiB of
+    them.
+    """
     begin = 0
     lines = list[bytes]()
     size = 0

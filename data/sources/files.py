@@ -1,8 +1,9 @@
 """The files that the user means, and whether they have changed.
 
-A source is one file, here or at an address: plain text, JSONL, CSV, TSV or FASTA (each plain or compressed with gzip, bzip2,
-xz or zstandard), Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). A folder that Hugging Face `datasets`
-saved gives the files that it lists, a saved dictionary of splits the split that is wanted. `reading` turns sources into rows.
+A source is one file, here or at an address: plain text, JSONL, CSV, TSV or FASTA (each plain or compressed with gzip,
+bzip2, xz or zstandard), Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). A folder that Hugging
+Face `datasets` saved gives the files that it lists, a saved dictionary of splits the split that is wanted. `reading`
+turns sources into rows.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
     """Find the files that a user means.
 
     Args:
-        spec: a file, a folder (the data files below it, in the order of their names, as `listing` sorts them), a glob, an
-        address of these, or several separated by commas; of `--validation_file` also sets by name. name: what messages call it.
+        spec: a file, a folder (the data files below it, in the order of their names, as `listing` sorts them), a glob,
+            an
+        address of these, or several separated by commas; of `--validation_file` also sets by name. name: what messages
+        call it.
     Returns:
         one or more sources, without repetition.
     Raises:
@@ -62,7 +65,9 @@ def held_out(spec: str) -> list[Source]:
 
 
 def _detected(files: Iterable[tuple[int, Place]], name: str, problems: list[str]) -> list[Source]:
-    """What is in the files of numbered parts, each once; raises UserError with these and its own problems, if there are any."""
+    """What is in the files of numbered parts, each once; raises UserError with these and its own problems, if there are
+    any.
+    """
     sources: dict[Place, Source] = {}
     for number, file in files:
         with collected(problems):
@@ -100,7 +105,9 @@ def set_names(spec: str | None) -> list[str]:
 
 
 def numbered_parts(spec: str, name: str) -> list[tuple[int, str]]:
-    """The parts of what the user named, each with the number that its rows are known by: of its set where sets have names."""
+    """The parts of what the user named, each with the number that its rows are known by: of its set where sets have
+    names.
+    """
     names = set_names(spec) if name == "--validation_file" else []
     if not names:
         return list(enumerate(parts_of(spec)))
@@ -108,7 +115,9 @@ def numbered_parts(spec: str, name: str) -> list[tuple[int, str]]:
 
 
 def _named_parts(spec: str) -> list[tuple[str, str]]:
-    """Each part with the name of its set, which lasts until the next; empty before the first. A file that is there has no name."""
+    """Each part with the name of its set, which lasts until the next; empty before the first. A file that is there has
+    no name.
+    """
     parts = []
     name = ""
     for part in parts_of(spec):

@@ -46,9 +46,10 @@ class Listing:
     """The files of one part of what the user named.
 
     Args:
-        taken: are read. descriptions: `.json` of a folder beside other data files, which it mostly describes: left out. Those that
-            never hold rows are not among them.
-        validation, test, others: of a folder in which names of files say train, those that say something else, or nothing.
+        taken: are read. descriptions: `.json` of a folder beside other data files, which it mostly describes: left out.
+            Those that never hold rows are not among them.
+        validation, test, others: of a folder in which names of files say train, those that say something else, or
+            nothing.
         unheeded: those that say validation or test and are read all the same, as no other says train.
     """
 
@@ -80,7 +81,9 @@ class Listing:
 
 
 def _by_split(files: Mapping[Place, PurePath]) -> dict[str, list[Place]]:
-    """The files of each split by the names of their folders, or where these say nothing by their own; of "" the others."""
+    """The files of each split by the names of their folders, or where these say nothing by their own; of "" the
+    others.
+    """
     splits = [_split_of(str(path.parent)) for path in files.values()]
     if not any(splits):
         splits = [_split_of(path.name) for path in files.values()]

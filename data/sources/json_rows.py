@@ -32,7 +32,10 @@ GLUED = "holds several objects; write one object per line"
 LOOKED_AT_OBJECTS, LOOKED_AT_CHARS = 256, 1024**2  # of a file, for columns that some lack
 FIRST_BYTES = 4096  # of a file whose rows stand under a key
 # Of SQuAD's own files, whose rows are deeper.
-SQUAD_ROWS = "[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: [.answers[].text]}}}}]"
+SQUAD_ROWS = (
+    "[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: "
+    "[.answers[].text]}}}}]"
+)
 _WRAPPED = re.compile(r'"(data|rows|examples|train)"\s*:\s*\[\s*\{')
 _OPENING = re.compile(r"([ \t\r\n]*\[)?[ \t\r\n,]*")
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
@@ -124,7 +127,8 @@ class JsonArray(JsonLines):
                     if block and len(text) - at < LONGEST_LINE_BYTES:
                         break  # The end of the object is still to come.
                     raise UserError(
-                        "{file}, row {number}: is not JSON ({error}), or the file is truncated there; fix it or download it again",
+                        "{file}, row {number}: is not JSON ({error}), or the file is truncated there; fix it or "
+                        "download it again",
                         file=source.path,
                         number=number + 1,
                         error=_reason(error, at),
@@ -134,7 +138,8 @@ class JsonArray(JsonLines):
             text = text[at:]
             if is_closed and text.strip(BLANKS):  # two files, one behind the other
                 raise UserError(
-                    "{file}: unexpected content after the array, which ends with row {number}; write one array, or one object "
+                    "{file}: unexpected content after the array, which ends with row {number}; write one array, or "
+                    "one object "
                     "per line",
                     file=source.path,
                     number=number,
@@ -209,7 +214,9 @@ def _refuse_no_row(source: Source, value: Record) -> None:
 
 
 def _column_shape(cell: Any) -> int | None:
-    """What whole columns have alike: {"0": ..., "1": ...} its keys, a list of texts its length; None: it is no such column."""
+    """What whole columns have alike: {"0": ..., "1": ...} its keys, a list of texts its length; None: it is no such
+    column.
+    """
     match cell:
         case {"0": _}:
             return INDEXED

@@ -24,8 +24,8 @@ class Purpose:
 
     Args:
         teaches: contents of which some will do.
-        makes_pairs: whether rows may become pairs: then a --messages_column is all that is read, and --response_column may name
-            the better answer of preferences.
+        makes_pairs: whether rows may become pairs: then a --messages_column is all that is read, and --response_column
+            may name the better answer of preferences.
         count: texts that are read of a row; None: all.
     """
 
@@ -55,9 +55,10 @@ class Layout:
 
     Args:
         teaches: text, pairs, preferences or conversations.
-        texts: columns, or expressions, of prompt and answers, in the words of `data.sources.expressions`; an empty prompt is what
-            the answers begin with. Of a prompt that is joined, one part is needed (`JOINTS` says which), and the others may be missing. `--x_column` is the column that this
-            setting names; {0} and {1} are the first two keys of the column `translation`.
+        texts: columns, or expressions, of prompt and answers, in the words of `data.sources.expressions`; an empty
+            prompt is what the answers begin with. Of a prompt that is joined, one part is needed (`JOINTS` says which),
+            and the others may be missing. `--x_column` is the column that this setting names; {0} and {1} are the first
+            two keys of the column `translation`.
         turns: the column of a conversation, which stands before the prompt, or says all.
     """
 

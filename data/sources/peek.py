@@ -111,8 +111,8 @@ def preview(spec: str) -> dict[str, Any]:
     Args:
         spec: as `--train_file`.
     Returns:
-        `columns`, `task` (None where no column has a name that is known), `shown` columns, `rows` (the first ones), `counted` rows,
-        `lengths` by column (median, longest, and bars of a histogram), `broken` rows.
+        `columns`, `task` (None where no column has a name that is known), `shown` columns, `rows` (the first ones),
+        `counted` rows, `lengths` by column (median, longest, and bars of a histogram), `broken` rows.
     Raises:
         UserError: it cannot be read.
     Memory: the first `COUNTED_ROWS` rows.

@@ -1,4 +1,5 @@
-"""Files on this machine, or at an address that `pyarrow.fs` opens (s3://, gs://, hdfs://, and hf:// by huggingface_hub).
+"""Files on this machine, or at an address that `pyarrow.fs` opens (s3://, gs://, hdfs://, and hf:// by
+huggingface_hub).
 
 Both kinds of place answer the same few questions (open, size, time of change, name), so that nothing else needs to know
 which it is. Addresses are read as streams or in ranges, never fetched as a whole. Credentials come from where the
@@ -67,7 +68,9 @@ class RemoteFile:
             return _system(self.uri).open_input_file(self.path)
 
     def stat(self) -> State:
-        """Ask for size and time of change; of the hub's files, which have none, for a number that changes with the content."""
+        """Ask for size and time of change; of the hub's files, which have none, for a number that changes with the
+        content.
+        """
         with readable(str(self)):
             system = _system(self.uri)
             if self.uri.startswith(HUB):
@@ -193,7 +196,8 @@ def readable(what: str, is_far: bool = True) -> Iterator[None]:
             if not isinstance(error, (pa.ArrowException, OSError)):
                 raise
             raise UserError("{what}, cannot be read: {reason}", what=what, reason=reason_of(error)) from None
-        # A service's client lets the errors of many libraries pass: of json where a mirror or a login answers with a web page.
+        # A service's client lets the errors of many libraries pass: of json where a mirror or a login answers with a
+        # web page.
         reason = public(reason_of(error))
         if isinstance(error, (ValueError, LookupError, TypeError, AttributeError)):
             text = "the service's answer is not what its client expects, as a web page is not: {reason}"

@@ -1,4 +1,6 @@
-"""Plain text: a row is a paragraph, the lines up to a blank one. One longer than 16 Ki characters is split at a line's end."""
+"""Plain text: a row is a paragraph, the lines up to a blank one. One longer than 16 Ki characters is split at a line's
+end.
+"""
 
 from __future__ import annotations
 

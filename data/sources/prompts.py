@@ -1,8 +1,8 @@
 """Prompts of a file, and the columns that come with them.
 
-A row keeps all its columns, so that answers can be joined to what they belong to: of JSON lines every value, of CSV every
-cell, of Parquet and Arrow what JSON can hold (texts, numbers, truth values). A line of plain text is a prompt. Rows come
-one by one, in order, and are numbered, so that a run that was killed can pass over those that are answered.
+A row keeps all its columns, so that answers can be joined to what they belong to: of JSON lines every value, of CSV
+every cell, of Parquet and Arrow what JSON can hold (texts, numbers, truth values). A line of plain text is a prompt.
+Rows come one by one, in order, and are numbered, so that a run that was killed can pass over those that are answered.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Prompt:
     """One row.
 
     Args:
-        place: where it is, for messages. text: the prompt; blank where there is nothing to answer. columns: the whole row, the
-            prompt among it. before: the turns before the prompt. words: how many words the text was joined of; None: it is a text.
+        place: where it is, for messages. text: the prompt; blank where there is nothing to answer. columns: the whole
+            row, the prompt among it. before: the turns before the prompt. words: how many words the text was joined of;
+                None: it is a text.
     """
 
     place: str
@@ -125,10 +126,13 @@ def read_prompts(
     """Read the prompts of files, in order, so that each row gives one: a blank one where it is bad, or a blank line.
 
     Args:
-        data: which columns hold the prompt; where a file has none of that name, a well-known shape tells, or the column of text.
-        bad_rows: told about rows without a prompt, or with one that is empty or no UTF-8. Blank lines are counted, and stop nothing.
-        others: tried in their order where a file has none of the columns of `data`. keeps: the columns that come with a prompt, all of
-            them if None; what nobody asks for is not held, and of tables not read. A cell of a named one must be text that can be written.
+        data: which columns hold the prompt; where a file has none of that name, a well-known shape tells, or the column
+            of text.
+        bad_rows: told about rows without a prompt, or with one that is empty or no UTF-8. Blank lines are counted, and
+            stop nothing.
+        others: tried in their order where a file has none of the columns of `data`. keeps: the columns that come with a
+            prompt, all of them if None; what nobody asks for is not held, and of tables not read. A cell of a named one
+            must be text that can be written.
     Raises:
         UserError: a file is broken, or has no such column.
     Memory: one batch of 256 rows.

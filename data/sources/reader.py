@@ -26,7 +26,8 @@ class Head:
     Args:
         names: its columns, of objects those of the first; plain text has none.
         all_names: with those that only some of the first objects have, as where nothing is written for an empty text.
-        sample: column -> a cell like the first that is not null: tables with their keys, lists with one entry, texts empty.
+        sample: column -> a cell like the first that is not null: tables with their keys, lists with one entry, texts
+            empty.
         types: column -> the name of its type, of tables alone.
         is_quoted: whether quotes around a cell are no part of it.
     """

@@ -1,8 +1,8 @@
 """Rows of any format, in bounded memory, and what happens to a broken one.
 
-The reader of a format gives records, column -> cell; `Columns` makes rows of text of them. A broken row stops with its file and
-number, or, with `skip_bad_rows`, is counted. A file is looked at once before its rows are read (`head_of`), and never read as a
-whole: Parquet pages and 16 MiB lines are the largest pieces. A longer line or text is a bad row.
+The reader of a format gives records, column -> cell; `Columns` makes rows of text of them. A broken row stops with its
+file and number, or, with `skip_bad_rows`, is counted. A file is looked at once before its rows are read (`head_of`),
+and never read as a whole: Parquet pages and 16 MiB lines are the largest pieces. A longer line or text is a bad row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
 READ_ERRORS = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, OverflowError)
 TOO_LARGE = say(
-    "a row may be far larger than the others, or unpack to far more than it shows: leave that row out, write the file anew in smaller "
+    "a row may be far larger than the others, or unpack to far more than it shows: leave that row out, write the "
+    "file anew in smaller "
     "pieces, or give --memory_budget more"
 )
 
@@ -108,7 +109,8 @@ def _head(source: Source, size: int, changed: int) -> Head:
 
 
 def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns | None:
-    """The columns of pairs, preferences or prompts in a file, by the settings or a well-known layout; None where it has none.
+    """The columns of pairs, preferences or prompts in a file, by the settings or a well-known layout; None where it has
+    none.
 
     Raises:
         UserError: the file cannot be read.
@@ -145,7 +147,8 @@ def read_rows(
         columns: what rows are made of, or names of text columns; plain text has one, whatever its name.
         bad_rows: told about each broken row.
     Returns:
-        batches of 1 .. 256 rows and of about 1 Mi characters at most, each row a tuple of strings: the texts, and of columns with
+        batches of 1 .. 256 rows and of about 1 Mi characters at most, each row a tuple of strings: the texts, and of
+            columns with
         turns JSON of these.
     Raises:
         UserError: a file is broken or lacks a column. DoesNotFit: there is no memory for it.

@@ -35,7 +35,8 @@ COMPRESSION_BY_MAGIC = {
     **{bytes([number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(0x50, 0x60)},
 }
 HTML = (
-    "is an HTML page, not {kind}: probably a saved sign-in or preview page; download the raw file (on the Hugging Face hub, "
+    "is an HTML page, not {kind}: probably a saved sign-in or preview page; download the raw file (on the Hugging "
+    "Face hub, "
     "use /resolve/ in the address, not /blob/)"
 )
 UTF16 = "is UTF-16; save it as UTF-8"

@@ -1,8 +1,8 @@
 """Rows of Parquet and Arrow files as records.
 
-Parquet is read without `pre_buffer`, with which the reader keeps every row group that it has seen, and in batches of at most 256
-rows and about 8 MiB. Arrow files of this machine are mapped. A library follows the offsets of an Arrow file blindly, so each batch
-is validated first. Cells become Python values one row at a time.
+Parquet is read without `pre_buffer`, with which the reader keeps every row group that it has seen, and in batches of at
+most 256 rows and about 8 MiB. Arrow files of this machine are mapped. A library follows the offsets of an Arrow file
+blindly, so each batch is validated first. Cells become Python values one row at a time.
 
 Source: Arrow columnar format, "Security considerations".
 """

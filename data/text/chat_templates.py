@@ -1,8 +1,8 @@
 """The chat templates of tokenizers, in Jinja: read, rendered as transformers renders them, and written.
 
-A tokenizer's `chat_template` turns messages into the text that a model was trained with. It may use the tokenizer's special
-tokens by their names. It is code of strangers and is run in a sandbox (`jinja_sandbox`). Templates of our own are written the
-same way, so that `AutoTokenizer.apply_chat_template` says the words that training used.
+A tokenizer's `chat_template` turns messages into the text that a model was trained with. It may use the tokenizer's
+special tokens by their names. It is code of strangers and is run in a sandbox (`jinja_sandbox`). Templates of our own
+are written the same way, so that `AutoTokenizer.apply_chat_template` says the words that training used.
 
 Source: Hugging Face, "Chat templates"; transformers, `PreTrainedTokenizerBase.special_tokens_map`.
 """
@@ -103,7 +103,8 @@ def as_jinja(before: str, after: str, before_with_rules: str, after_with_rules: 
     """The same words as a text with {prompt} in it gives, as Jinja.
 
     Args:
-        before, after: what stands around a prompt; with_rules: the same where {system} is filled in. prefix: before everything.
+        before, after: what stands around a prompt; with_rules: the same where {system} is filled in. prefix: before
+            everything.
     """
     glue = '"" if ns.last in " \\n\\t\\r" and ns.last else "\\n"'  # the end of the question decides
     if after:

@@ -1,9 +1,9 @@
 """Pairs to train on from a row with several turns.
 
 Three usual shapes are read: a list of objects with `role` and `content`, one with `from` and `value`, and a list of
-[question, answer] pairs; each may also be JSON in a text, as in CSV files, and the content of a message may be a list of
-parts of text. Reading turns the turns of a row into one JSON text, [[role, text], ...], so that rows stay rows of texts on
-their way to the processes that encode. There `Examples`
+[question, answer] pairs; each may also be JSON in a text, as in CSV files, and the content of a message may be a list
+of parts of text. Reading turns the turns of a row into one JSON text, [[role, text], ...], so that rows stay rows of
+texts on their way to the processes that encode. There `Examples`
 makes the pairs: what was said before goes into the encoder, through the template, and the answer is the response. The
 last answer of a conversation is learnt, or every one.
 """
@@ -22,10 +22,18 @@ from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from settings.fields import is_encodable, listed
 
 ROLES = {
-    "user": USER, "human": USER, "prompter": USER, "question": USER,
-    "assistant": ASSISTANT, "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT, "chatgpt": ASSISTANT,
-    "system": SYSTEM, "developer": SYSTEM,
-}  # fmt: skip
+    "user": USER,
+    "human": USER,
+    "prompter": USER,
+    "question": USER,
+    "assistant": ASSISTANT,
+    "gpt": ASSISTANT,
+    "bot": ASSISTANT,
+    "model": ASSISTANT,
+    "chatgpt": ASSISTANT,
+    "system": SYSTEM,
+    "developer": SYSTEM,
+}
 ANSWERS = "answers"  # the form of pairs that may have several right answers
 MESSAGES_COLUMNS = ("messages", "conversations")  # names that are recognised by themselves
 TextRow = tuple[str, ...]
@@ -53,7 +61,8 @@ def turns_of(cell: object) -> list[Turn]:
     """The turns of a cell.
 
     Args:
-        cell: a message, a list in one of the usual shapes, JSON or a Python literal of either, or None and blank text for no turns.
+        cell: a message, a list in one of the usual shapes, JSON or a Python literal of either, or None and blank text
+            for no turns.
     Raises:
         ValueError: it is none of them, with what is wrong.
     """
@@ -131,8 +140,8 @@ class Examples:
     Args:
         template: puts the prompt into words; None: rows are plain text.
         clean: whether texts are normalised, and rows dropped that are not worth training on.
-        form: "plain" (texts alone), "messages" (one cell with all turns), "history" (prompt, answer, and a cell with the
-            turns before), or "answers" (prompt, and JSON of the right answers).
+        form: "plain" (texts alone), "messages" (one cell with all turns), "history" (prompt, answer, and a cell with
+            the turns before), or "answers" (prompt, and JSON of the right answers).
         each_turn: whether every answer of a conversation is learnt, not only its last.
         prepare: how the texts of proteins are prepared, see `data.text.proteins`; none: they are not.
     """

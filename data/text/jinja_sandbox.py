@@ -1,8 +1,8 @@
 """Jinja as transformers sets it up for chat templates, with bounds on what a template may take.
 
-A template comes from whoever published the tokenizer. The sandbox lets it neither import nor reach into Python; its length and
-that of its text are limited; and before it runs here it has rendered once in a child process whose processor time and memory
-the system bounds.
+A template comes from whoever published the tokenizer. The sandbox lets it neither import nor reach into Python; its
+length and that of its text are limited; and before it runs here it has rendered once in a child process whose processor
+time and memory the system bounds.
 
 Source: transformers, `utils/chat_template_utils.py`; Jinja, "Sandbox".
 """
@@ -83,7 +83,8 @@ def try_in_child(source: str, values: Mapping[str, Any]) -> None:
     """Render a template in a child process.
 
     Raises:
-        TemplateError: it takes too much time or memory. What else a template raises there, it raises here too, when it is rendered.
+        TemplateError: it takes too much time or memory. What else a template raises there, it raises here too, when it
+            is rendered.
     """
     try:
         call(rendered, source, dict(values), max_cpu=TRIAL_SECONDS, max_bytes=TRIAL_BYTES, is_quiet=True)

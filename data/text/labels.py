@@ -1,7 +1,7 @@
 """Labels of texts: one a text (`sequence`), or one for each of its letters or words (`token`).
 
-A label is a name or a number. Those of letters and words come as a list, as JSON or a Python literal of one, as names with blanks between them, or as one
-letter each. Masked labels are not trained and do not count.
+A label is a name or a number. Those of letters and words come as a list, as JSON or a Python literal of one, as names
+with blanks between them, or as one letter each. Masked labels are not trained and do not count.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Prompts of preference pairs, and pairs that can be trained on: both answers say something, and not the same.
 
-Answers that are turns themselves may begin with the conversation before them, as in TRL's implicit prompts and HH's texts.
+Answers that are turns themselves may begin with the conversation before them, as in TRL's implicit prompts and HH's
+texts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The encoder's text for a question and the turns before it.
 
-A template is a text with {prompt} and, where wanted, {system}: "User: {prompt}\\nAssistant:". One turn fills it once; of
-several turns each earlier one is written by the same text with its answer after it, the newest last. So one text says
-how one question, a conversation and `chat` look, and nothing but it has to be remembered: it is in the model's folder
-beside the tokenizer. The decoder writes the bare response; no part of a template is ever learnt.
+A template is a text with {prompt} and, where wanted, {system}: "User: {prompt}\\nAssistant:". One turn fills it once;
+of several turns each earlier one is written by the same text with its answer after it, the newest last. So one text
+says how one question, a conversation and `chat` look, and nothing but it has to be remembered: it is in the model's
+folder beside the tokenizer. The decoder writes the bare response; no part of a template is ever learnt.
 
 Source: prefixes as tasks: Raffel et al. 2020 (arXiv 1910.10683), section 2.4; the words of `alpaca`:
 github.com/tatsu-lab/stanford_alpaca, without its preamble, which stands where {system} does.

@@ -29,8 +29,9 @@ Ids = NDArray[np.int32]
 def failure_is_user_error(what: str) -> Iterator[None]:
     """Turn a failure inside of a library into one sentence.
 
-    The `tokenizers` library raises bare `Exception`, and where its Rust code gives up, such as at a regular expression that never ends,
-    pyo3's `PanicException`, which is no `Exception` at all, can be imported from nowhere, and would pass every handler.
+    The `tokenizers` library raises bare `Exception`, and where its Rust code gives up, such as at a regular expression
+    that never ends, pyo3's `PanicException`, which is no `Exception` at all, can be imported from nowhere, and would
+    pass every handler.
 
     Args:
         what: the beginning of the sentence, which names the file.
@@ -49,8 +50,8 @@ def failure_is_user_error(what: str) -> Iterator[None]:
 class LibraryBackend:
     """A tokenizer of the `tokenizers` library, which decides all that `tokenizer.json` says.
 
-    `SentencePieceBackend` has the same methods. `file_name`: of what `serialized` returns; `size`: the highest id and 1;
-    `prefix_ids`: what is put before a prompt or an answer, such as CodeT5's <s>.
+    `SentencePieceBackend` has the same methods. `file_name`: of what `serialized` returns; `size`: the highest id and
+    1; `prefix_ids`: what is put before a prompt or an answer, such as CodeT5's <s>.
     """
 
     file_name = TOKENIZER_FILE

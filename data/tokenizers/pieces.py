@@ -1,7 +1,7 @@
 """Text shown while its tokens are generated, never with a part of a letter.
 
-Only the tokens since the last piece are decoded, after the piece before, as a word's first token may stand for a space that
-a text does not begin with. All pieces together are the decoded text.
+Only the tokens since the last piece are decoded, after the piece before, as a word's first token may stand for a space
+that a text does not begin with. All pieces together are the decoded text.
 """
 
 from __future__ import annotations

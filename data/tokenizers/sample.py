@@ -1,11 +1,11 @@
 """An even sample of the rows for training a tokenizer, and counts of its words, in bounded memory.
 
 Rows: each draws a random key, and the rows with the lowest keys that fit a bound are kept, in their order, so every row
-has the same chance whatever the size of the corpus (sampling by priority, Efraimidis & Spirakis 2006). They wait in a file.
-Words: trainers hold a hundred bytes and more for each byte of *different* words. Text without spaces is all different
-words: 64 MiB of Chinese verse took 4.8 GiB. So the table of words has a fixed size. When it is full, rare words leave it
-(lossy counting, Manku & Motwani 2002); where a rare word is long, or of a script without spaces, its halves take its place,
-so that what occurs often inside rare words still counts.
+has the same chance whatever the size of the corpus (sampling by priority, Efraimidis & Spirakis 2006). They wait in a
+file. Words: trainers hold a hundred bytes and more for each byte of *different* words. Text without spaces is all
+different words: 64 MiB of Chinese verse took 4.8 GiB. So the table of words has a fixed size. When it is full, rare
+words leave it (lossy counting, Manku & Motwani 2002); where a rare word is long, or of a script without spaces, its
+halves take its place, so that what occurs often inside rare words still counts.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class TrainingLimits:
     """What training a tokenizer may hold.
 
     Args:
-        words: most different words while they are counted, about 170 bytes each. bpe_bytes: most UTF-8 of different words
-            that BPE learns from, about 120 bytes each. unigram_letters: likewise of Unigram, about 600 bytes each.
+        words: most different words while they are counted, about 170 bytes each. bpe_bytes: most UTF-8 of different
+            words that BPE learns from, about 120 bytes each. unigram_letters: likewise of Unigram, about 600 bytes
+                each.
     """
 
     words: int

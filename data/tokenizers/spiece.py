@@ -1,7 +1,7 @@
 """SentencePiece models, the files of the published T5, mT5 and UMT5 tokenizers, run by the library that defines them.
 
-Tokens that are not in the file, such as T5's sentinels, are found as in the slow tokenizers of transformers 4: a text is
-split at them, and SentencePiece encodes each part between them.
+Tokens that are not in the file, such as T5's sentinels, are found as in the slow tokenizers of transformers 4: a text
+is split at them, and SentencePiece encodes each part between them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class SentencePieceBackend:
     Args:
         model: as `load_model` returns it; proto: the content of its file.
         added: id -> token; of pieces of the model those that are special.
-        legacy: False where `tokenizer_config.json` says so: no blank is put before the parts that follow an added token.
+        legacy: False where `tokenizer_config.json` says so: no blank is put before the parts that follow an added
+            token.
     """
 
     file_name = SPIECE_FILE
@@ -82,10 +83,12 @@ class SentencePieceBackend:
         self._special_ids = {number for number, token in added.items() if token.special}
         self._num_pieces: int = self._model.get_piece_size()
         self.size = max([self._num_pieces - 1, *added]) + 1
-        # Without its blank, SentencePiece also drops one that a part begins with: such parts are encoded behind this one.
+        # Without its blank, SentencePiece also drops one that a part begins with: such parts are encoded behind this
+        # one.
         self._anchor = str(self._model.id_to_piece(self._model.unk_id()))
         self._anchor_tokens = {"": 0, self._anchor: len(self._model.encode(self._anchor))}
-        # It finds added tokens as `tokenizer.json` would (longest first, blanks beside them); all between two is token 0.
+        # It finds added tokens as `tokenizer.json` would (longest first, blanks beside them); all between two is token
+        # 0.
         self._splitter = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
         self._splitter.add_tokens(sorted(added.values(), key=lambda token: not token.special))
 

@@ -1,4 +1,6 @@
-"""What the files beside a tokenizer say of its tokens: `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`."""
+"""What the files beside a tokenizer say of its tokens: `tokenizer_config.json`, `special_tokens_map.json`,
+`added_tokens.json`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Text to token ids and back.
 
-`Tokenizer` is one thin layer over the library that defines a folder's format (see `published`): it knows T5's special tokens
-(padding, end of text, unknown, and the sentinels that span corruption uses), bounds the memory that long texts take, and
-writes the files that it was given, so that transformers loads the same tokenizer.
+`Tokenizer` is one thin layer over the library that defines a folder's format (see `published`): it knows T5's special
+tokens (padding, end of text, unknown, and the sentinels that span corruption uses), bounds the memory that long texts
+take, and writes the files that it was given, so that transformers loads the same tokenizer.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ class Tokenizer:
 
         Args:
             texts: any length; the ids of one over 256 Ki characters are put together from those of overlapping parts.
-            special: whether names of special tokens in a text are these tokens, as `AutoTokenizer` has it. False: they are
-                text, as in pretraining, where a page about T5 must not end a document.
+            special: whether names of special tokens in a text are these tokens, as `AutoTokenizer` has it. False: they
+                are text, as in pretraining, where a page about T5 must not end a document.
         Returns:
             one (N,) int32 array per text.
         Memory:
@@ -213,10 +213,11 @@ class Tokenizer:
         return encoded if special else [self._spelt(ids, self._is_reserved) for ids in encoded]
 
     def encode_prompts(self, texts: Sequence[str], is_chat: bool = False) -> list[Ids]:
-        """Encode prompts or answers, without end of text: the one way for training, evaluation and every answering command.
+        """Encode prompts or answers, without end of text: the one way for training, evaluation and every answering
+        command.
 
-        Names of sentinels and of tokens that were added are these tokens. Those of padding, end and unknown are text, as
-        `</s>` is in HTML, where an answer must not end.
+        Names of sentinels and of tokens that were added are these tokens. Those of padding, end and unknown are text,
+        as `</s>` is in HTML, where an answer must not end.
 
         Args:
             is_chat: whether a chat template has worded the texts: it may write those too, as in transformers.
@@ -233,7 +234,9 @@ class Tokenizer:
         return [np.concatenate([self._prefix, ids]) for ids in encoded]
 
     def encode_with_ends(self, text: str) -> tuple[Ids, NDArray[np.int64]]:
-        """Encode one text as `AutoTokenizer` does, without end of text: its ids, and for each the character behind its last one."""
+        """Encode one text as `AutoTokenizer` does, without end of text: its ids, and for each the character behind its
+        last one.
+        """
         with failure_is_user_error(self._failing):
             ids, ends = self._parts_with_ends(text, special=True)
         return np.concatenate([self._prefix, ids]), np.concatenate([np.zeros(len(self._prefix), np.int64), ends])
@@ -243,7 +246,9 @@ class Tokenizer:
         return self._decode(ids, self._special if skip_special else frozenset())
 
     def decode_answer(self, ids: Iterable[int]) -> str:
-        """Text of an answer: without padding, end and unknown, and with the sentinels and other tokens that stand in it."""
+        """Text of an answer: without padding, end and unknown, and with the sentinels and other tokens that stand in
+        it.
+        """
         return self._decode(ids, self._roles)
 
     def decode_with_unknown(self, ids: Iterable[int]) -> str:

@@ -1,8 +1,8 @@
 """Training a tokenizer in bounded memory.
 
-A sample of the rows is cut into words, these are counted in a table of fixed size (`sample`), and the library's trainers
-learn from the most frequent ones alone. Ids follow T5: padding 0, end of text 1, unknown 2, the pieces, and 100 sentinels
-at the end, <extra_id_0> highest.
+A sample of the rows is cut into words, these are counted in a table of fixed size (`sample`), and the library's
+trainers learn from the most frequent ones alone. Ids follow T5: padding 0, end of text 1, unknown 2, the pieces, and
+100 sentinels at the end, <extra_id_0> highest.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ def train_tokenizer(
     Args:
         texts: the rows of the corpus, read once; unread for "byte".
         kind: "bpe" (byte-level), "unigram" (with bytes as a last resort), "byte" (ByT5: nothing is learnt, 384 ids),
-        "words" (whatever stands between spaces is one token, such as a phone; words that the sample lacks are unknown) or "letters"
-        (each letter is one token, blanks are none; those of amino acids come first).
+        "words" (whatever stands between spaces is one token, such as a phone; words that the sample lacks are unknown)
+        or "letters" (each letter is one token, blanks are none; those of amino acids come first).
         vocab_size: ids at most, special ones included; a small corpus may yield fewer.
         sample_bytes: most UTF-8 text that training sees.
         source: what messages call the texts.
-        limits: what it may hold. folder: where the sample waits, up to twice `sample_bytes`; None: with temporary files.
+        limits: what it may hold. folder: where the sample waits, up to twice `sample_bytes`; None: with temporary
+            files.
         added: words that are one token each wherever they stand, beyond `vocab_size`; unused for "byte".
     Raises:
         UserError: the vocabulary is too small, or there is no text.

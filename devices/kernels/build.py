@@ -2,8 +2,8 @@
 
 The sources are compiled for this very processor, once, into the user's cache; the name of the file holds a hash of
 sources, flags, compiler and processor, so nothing stale is ever loaded. Facts decide whether there are kernels (system,
-compiler, class of processor, the setting), never a stopwatch. The library is linked against the OpenMP runtime that torch
-brings along: two runtimes would mean two pools of threads that wait for each other.
+compiler, class of processor, the setting), never a stopwatch. The library is linked against the OpenMP runtime that
+torch brings along: two runtimes would mean two pools of threads that wait for each other.
 Torch is not imported here: a process compiles best before it has grown.
 """
 
@@ -62,8 +62,8 @@ def library(environ: Mapping[str, str] = os.environ) -> Path:
 def library_here() -> tuple[Path | None, str]:
     """This process's library, looked for or made once.
 
-    A command that computes calls it before torch is imported: a compiler beside a process that has grown could exceed the
-    limit that both run under, and what was refused then is not tried again when there is less room.
+    A command that computes calls it before torch is imported: a compiler beside a process that has grown could exceed
+    the limit that both run under, and what was refused then is not tried again when there is less room.
 
     Returns:
         the library, or None and why there is none.

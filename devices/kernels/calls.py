@@ -1,8 +1,8 @@
 """Calls of the compiled kernels with tensors.
 
-`kernels()` and `kernels_for(...)` are what all of model and engine ask: the loaded library, or None where there is none or where `use(False)` was
-said. Each method takes contiguous CPU tensors in fp32 or bf16 (`kernels_for` looks) and computes in fp32 inside, whatever they
-hold. Results are the same bits with any number of threads.
+`kernels()` and `kernels_for(...)` are what all of model and engine ask: the loaded library, or None where there is none
+or where `use(False)` was said. Each method takes contiguous CPU tensors in fp32 or bf16 (`kernels_for` looks) and
+computes in fp32 inside, whatever they hold. Results are the same bits with any number of threads.
 Source: the operations are those of the torch code beside each call, which also computes where there are no kernels.
 """
 
@@ -62,18 +62,24 @@ class Kernels:
         self.library = found = ctypes.CDLL(path)
         p, n, i, f = c_void_p, c_long, c_int, c_float
         for name, arguments, result in (
-            ("attend_rows", [POINTER(_Rows)], i), ("weigh_tile", [POINTER(_Tile)], i),
-            ("weigh_tile_back", [POINTER(_Tile)], i), ("gather_heads", [p, p, p, i, i, i, i, i, i, i], None),
-            ("rms_norm", [p, p, p, p, n, n, f, i, i, i], i), ("rms_norm_back", [p, p, p, p, p, p, n, n, i, i, i], i),
-            ("drop_tokens", [p, p, p, p, c_uint64, n, n, i, f, i, i], i), ("round_weights", [p, p, n, c_uint64, n, i], None),
-            ("square_sum", [p, n, i, i], c_double), ("adafactor_sums", [p, p, p, n, n, i, i], i),
+            ("attend_rows", [POINTER(_Rows)], i),
+            ("weigh_tile", [POINTER(_Tile)], i),
+            ("weigh_tile_back", [POINTER(_Tile)], i),
+            ("gather_heads", [p, p, p, i, i, i, i, i, i, i], None),
+            ("rms_norm", [p, p, p, p, n, n, f, i, i, i], i),
+            ("rms_norm_back", [p, p, p, p, p, p, n, n, i, i, i], i),
+            ("drop_tokens", [p, p, p, p, c_uint64, n, n, i, f, i, i], i),
+            ("round_weights", [p, p, n, c_uint64, n, i], None),
+            ("square_sum", [p, n, i, i], c_double),
+            ("adafactor_sums", [p, p, p, n, n, i, i], i),
             ("adafactor_norm", [p, p, p, n, n, i, i, POINTER(c_int)], c_double),
             ("chunk_loss", [p, p, p, p, n, n, f, f, i, i, i], i),
-            ("few_rows", [p, p, p, n, n, n, i, i], None), ("unpack_rows", [p, p, n, n, n, n, n, i, i], None),
+            ("few_rows", [p, p, p, n, n, n, i, i], None),
+            ("unpack_rows", [p, p, n, n, n, n, n, i, i], None),
             ("pack_rows", [p, p, n, n, n, i], None),
             ("attend_newest", [p, p, p, p, p, p, i, i, i, i, i, i], i),
             ("adafactor_apply", [p, p, p, p, n, n, f, f, c_uint64, i, i, i], i),
-        ):  # fmt: skip
+        ):
             function = getattr(found, name)
             function.argtypes, function.restype = arguments, result
 
@@ -112,7 +118,9 @@ class Kernels:
         return float(self.library.square_sum(x.data_ptr(), x.numel(), _is_bf16(x), torch.get_num_threads()))
 
     def adafactor_sums(self, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a gradient (n, m): the mean of squares of each row (n), and the sums of squares of each column (m), fp32."""
+        """Of a gradient (n, m): the mean of squares of each row (n), and the sums of squares of each column (m),
+        fp32.
+        """
         n, m = grad.shape
         rows = grad.new_empty(n, dtype=torch.float32)
         columns = grad.new_empty(PARTS, m, dtype=torch.float32)
@@ -123,9 +131,14 @@ class Kernels:
         """The sum over all i, j of grad_ij^2 columns_j rows_i^2; rows (n), columns (m) fp32."""
         failed = c_int(0)
         total = self.library.adafactor_norm(
-            grad.data_ptr(), rows.data_ptr(), columns.data_ptr(), *grad.shape, _is_bf16(grad),
-            torch.get_num_threads(), ctypes.byref(failed),
-        )  # fmt: skip
+            grad.data_ptr(),
+            rows.data_ptr(),
+            columns.data_ptr(),
+            *grad.shape,
+            _is_bf16(grad),
+            torch.get_num_threads(),
+            ctypes.byref(failed),
+        )
         _check(failed.value)
         return float(total)
 
@@ -196,8 +209,8 @@ class Kernels:
 
         Args:
             keys, values: of all rows, padded (M, H, T, K) in q's dtype. counts: (M,), how many of them each token sees.
-            bias: (H, T) fp32, the token itself last. new: keys and values of the tokens (M, H, K), which become the last of
-                those seen.
+            bias: (H, T) fp32, the token itself last. new: keys and values of the tokens (M, H, K), which become the
+                last of those seen.
         """
         out, (rows, heads, width) = torch.empty_like(q), q.shape
         seen = np.empty((rows, 4), np.int64)  # `Seen` in decoding.c

@@ -1,4 +1,6 @@
-"""What is minimised with a head over labels: the loss of each row or token, from the hidden states of the last stack."""
+"""What is minimised with a head over labels: the loss of each row or token, from the hidden states of the last
+stack.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class LabelObjective(Objective):
     """Learns labels.
 
     Args:
-        head: of the model. class_weights: factor on the loss of each class; None: 1. dropout_rate: of the head in training.
+        head: of the model. class_weights: factor on the loss of each class; None: 1. dropout_rate: of the head in
+            training.
     Memory: the head's activations of one micro-batch; a few copies of its hidden states for a token head.
     """
 

@@ -7,7 +7,8 @@ derivative, forms the gradients. A step is a finetuning step with weighted rows;
 
 - sigmoid: DPO, Rafailov et al. 2023 (arXiv 2305.18290), equation 7.
 - ipo: Azar et al. 2023 (arXiv 2310.12036), equation 17, over the mean log-probability of a token, as trl has it.
-- orpo: Hong et al. 2024 (arXiv 2403.07691), equations 3 to 7: the chosen answer's mean cross-entropy and a ratio of odds;
+- orpo: Hong et al. 2024 (arXiv 2403.07691), equations 3 to 7: the chosen answer's mean cross-entropy and a ratio of
+odds;
   no reference model.
 """
 
@@ -28,8 +29,13 @@ from model.micro_batch import MicroBatch
 from settings.tasks import PREFERENCE_LOSSES
 
 METRICS = (
-    "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected",
-)  # fmt: skip
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/margins",
+    "rewards/accuracies",
+    "logps/chosen",
+    "logps/rejected",
+)
 # two rewards are equal whose difference is within this share of the log-probabilities: they are sums in fp32, and the
 # reference's are stored in it, so that a model that is its own reference differs from itself by some of the last bits
 ROUNDING = 2.0**-20

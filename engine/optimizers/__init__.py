@@ -1,5 +1,5 @@
-"""The rule of each optimizer, one file each. Which there are, and what they take, is the table of `settings/optimizers.py`: a new one is an
-entry there and a subclass of `base.Optimizer` in a file here.
+"""The rule of each optimizer, one file each. Which there are, and what they take, is the table of
+`settings/optimizers.py`: a new one is an entry there and a subclass of `base.Optimizer` in a file here.
 `rounding` puts a step smaller than a bf16 weight's last bit into it.
 """
 

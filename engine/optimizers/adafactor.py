@@ -1,8 +1,9 @@
 """Adafactor: adaptive steps with one number per row and one per column instead of two per weight. T5's own optimizer.
 
 Statistics are fp32 whatever the weights are: torch's own keeps them in bf16 for bf16 weights, where they stop moving.
-Each weight's update is clipped to RMS 1, which stands in for clipping the global norm and needs no other gradient, and is
-scaled by the weight's own RMS. Source: Shazeer and Stern 2018 (arXiv 1804.04235), algorithms 4 and 5, without momentum.
+Each weight's update is clipped to RMS 1, which stands in for clipping the global norm and needs no other gradient, and
+is scaled by the weight's own RMS. Source: Shazeer and Stern 2018 (arXiv 1804.04235), algorithms 4 and 5, without
+momentum.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ DECAY_EXPONENT = 0.8  # second moments decay by 1 - step^-0.8
 
 
 class Adafactor(Optimizer):
-    """State: rows + columns numbers for a matrix, as many as the weight for a vector. Memory of an update: three chunks."""
+    """State: rows + columns numbers for a matrix, as many as the weight for a vector. Memory of an update: three
+    chunks.
+    """
 
     def layout(self, name: str, shape: tuple[int, ...]) -> StateLayout:
         if len(shape) == 1:

@@ -1,12 +1,12 @@
 """AdamW: plain, scaled by each weight's RMS, and with its moments in 8 bits.
 
-The scaled form multiplies the learning rate by max(1e-3, RMS(weight)), as Adafactor does: with T5's initial values, whose
-sizes differ a hundredfold, plain AdamW diverges at the rates at which this one learns best.
+The scaled form multiplies the learning rate by max(1e-3, RMS(weight)), as Adafactor does: with T5's initial values,
+whose sizes differ a hundredfold, plain AdamW diverges at the rates at which this one learns best.
 The 8-bit form holds each moment in one byte, in blocks of 128 elements of a row with a scale each. The first moment is
 companded by a square root, which keeps small values apart; the second by a logarithm, which keeps its relative error at
 3% over seven decades and never turns a small value into zero, where the step would explode.
-Source: Loshchilov and Hutter 2019 (arXiv 1711.05101); the scaling: nanoT5's AdamWScale; block-wise 8-bit states: Dettmers
-et al. 2022 (arXiv 2110.02861).
+Source: Loshchilov and Hutter 2019 (arXiv 1711.05101); the scaling: nanoT5's AdamWScale; block-wise 8-bit states:
+Dettmers et al. 2022 (arXiv 2110.02861).
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def _moved(first: Tensor, second: Tensor, gradient: Tensor) -> tuple[Tensor, Ten
 
 
 def in_blocks(x: Tensor) -> Tensor:
-    """(..., m) -> (..., m / STATE_BLOCK, STATE_BLOCK), padded with zeros: a view where m is a multiple of STATE_BLOCK."""
+    """(..., m) -> (..., m / STATE_BLOCK, STATE_BLOCK), padded with zeros: a view where m is a multiple of
+    STATE_BLOCK.
+    """
     missing = -x.shape[-1] % STATE_BLOCK
     return (F.pad(x, (0, missing)) if missing else x).unflatten(-1, (-1, STATE_BLOCK))
 

@@ -1,9 +1,9 @@
 """What all optimizers share: weights of one form are changed by one rule as soon as their gradients are final.
 
-On a CPU each weight is updated alone, in chunks of rows that stay in its cache, and its gradient is freed. A GPU takes longer
-to start a kernel than for most of a weight's update: there weights of one form are updated together, as one tensor
-(count, n, m), as many as the plan has memory for, and nothing is looked at from the host. A larger weight goes in chunks of
-rows. Their state lies together from the beginning, so that it is never gathered.
+On a CPU each weight is updated alone, in chunks of rows that stay in its cache, and its gradient is freed. A GPU takes
+longer to start a kernel than for most of a weight's update: there weights of one form are updated together, as one
+tensor (count, n, m), as many as the plan has memory for, and nothing is looked at from the host. A larger weight goes
+in chunks of rows. Their state lies together from the beginning, so that it is never gathered.
 
 State is kept by name in plain tensors, so that it can be planned, saved and moved; no `torch.optim`, whose import costs
 80 MB. Weight decay is folded into the fp32 update before rounding: applied alone to bf16 it would vanish.
@@ -95,7 +95,8 @@ class Group:
 
     Args:
         weight, gradient: of each; the gradients may be overwritten. state: kind -> (count, ...).
-        step: as these weights see it. is_block_matrix: whether they are matrices of blocks, and not tables, head or vectors.
+        step: as these weights see it. is_block_matrix: whether they are matrices of blocks, and not tables, head or
+            vectors.
         keys: (count,) int64, of each weight's stochastic rounding.
     """
 
@@ -189,7 +190,9 @@ class Optimizer(ABC):
         """The rule."""
 
     def groups(self, weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """Those of some weights that have a gradient, as `update` takes them: neighbours of one form, on a CPU each alone."""
+        """Those of some weights that have a gradient, as `update` takes them: neighbours of one form, on a CPU each
+        alone.
+        """
         trained = [weight for weight in weights if weight.grad is not None]
         trained.sort(key=lambda weight: self._positions[self.names[id(weight)]])
         groups: list[list[nn.Parameter]] = []
@@ -202,7 +205,9 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def update(self, weights: Sequence[nn.Parameter], step: Step, factor: float = 1.0) -> None:
-        """Apply the gradients of one of `groups`, times `factor`; they may be overwritten, and the caller frees them."""
+        """Apply the gradients of one of `groups`, times `factor`; they may be overwritten, and the caller frees
+        them.
+        """
         name = self.names[id(weights[0])]
         shape = tuple(weights[0].shape)
         if self._keys_step != (step.seed, step.number):
@@ -226,7 +231,9 @@ class Optimizer(ABC):
         self._update(group)
 
     def place_keys(self, step: Step) -> None:
-        """Bring the keys of a step's rounding to the device of the weights; `update` does it where nobody has before."""
+        """Bring the keys of a step's rounding to the device of the weights; `update` does it where nobody has
+        before.
+        """
         device = next(iter(self.weights.values())).device
         self._keys = place(rounding_keys(step.seed, step.number, self._numbers), device)
         self._keys_step = step.seed, step.number
@@ -273,7 +280,9 @@ class Optimizer(ABC):
         )
 
     def _state(self, weights: Sequence[nn.Parameter], kinds: Iterable[str] = ()) -> dict[str, Tensor]:
-        """State of neighbours of one form by kind, (count, ...) each; zeros when first asked for. Without `kinds`: all."""
+        """State of neighbours of one form by kind, (count, ...) each; zeros when first asked for. Without `kinds`:
+        all.
+        """
         name = self.names[id(weights[0])]
         form = _form(name, weights[0])
         family = self._families[form]

@@ -1,15 +1,16 @@
-"""Muon: the momentum of a matrix with all its singular values brought to about 1, so that it learns in all directions alike.
+"""Muon: the momentum of a matrix with all its singular values brought to about 1, so that it learns in all directions
+alike.
 
-A sum of gradients is dominated by a few directions, those of what is common; what is rare moves by little. Three polynomials
-in X Xᵀ bring the singular values together without finding them. They are made of products, in the dtype of the gradient, and
-differ, each being the best for where the one before has left the values: so they do in three turns what takes one and the same
-polynomial five (docs/recipes.md). Here the step is scaled by the weight's RMS, but by that of the first step: scaled by what it
-has become, a matrix all directions of which move grows faster the larger it is (to 80 times its size in 3,000 steps, where the
-loss rose).
-Matrices take 0.4 of the learning rate, at which the rest (embedding, head, bias tables and vectors, as by Adafactor) learns
-best beside them (docs/recipes.md).
-Source: Jordan et al. 2024, Muon (github.com/KellerJordan/Muon), for momentum and Nesterov's form; Amsel et al. 2025, The Polar
-Express (arXiv 2505.16932), for how polynomials are chosen one after the other.
+A sum of gradients is dominated by a few directions, those of what is common; what is rare moves by little. Three
+polynomials in X Xᵀ bring the singular values together without finding them. They are made of products, in the dtype of
+the gradient, and differ, each being the best for where the one before has left the values: so they do in three turns
+what takes one and the same polynomial five (docs/recipes.md). Here the step is scaled by the weight's RMS, but by that
+of the first step: scaled by what it has become, a matrix all directions of which move grows faster the larger it is (to
+80 times its size in 3,000 steps, where the loss rose).
+Matrices take 0.4 of the learning rate, at which the rest (embedding, head, bias tables and vectors, as by Adafactor)
+learns best beside them (docs/recipes.md).
+Source: Jordan et al. 2024, Muon (github.com/KellerJordan/Muon), for momentum and Nesterov's form; Amsel et al. 2025,
+The Polar Express (arXiv 2505.16932), for how polynomials are chosen one after the other.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def write_rounded(weights: Sequence[Tensor], values: Tensor, keys: Tensor, offse
     """Store fp32 values in rows of some weights; bf16 weights are rounded stochastically.
 
     Args:
-        weights: matrices of one shape, fp32 or bf16. values: (count, rows, m) fp32, overwritten; they may be a fp32 weight
-            itself. keys: (count,) int64 from `rounding_keys`, on the device of the weights.
+        weights: matrices of one shape, fp32 or bf16. values: (count, rows, m) fp32, overwritten; they may be a fp32
+            weight itself. keys: (count,) int64 from `rounding_keys`, on the device of the weights.
         offset: position of the first element in its whole weight.
     """
     weight = weights[0]
@@ -48,7 +48,9 @@ def write_rounded(weights: Sequence[Tensor], values: Tensor, keys: Tensor, offse
 
 
 def rounding_keys(seed: int, step: int, numbers: Tensor) -> Tensor:
-    """A key for each of the numbers of weights (count,): different for each seed, step and weight. Computed on the host."""
+    """A key for each of the numbers of weights (count,): different for each seed, step and weight. Computed on the
+    host.
+    """
     key = mix_number(seed % 2**62 + stride(step + 1))
     return mix_by_torch((numbers + 1) * GOLDEN + key)
 
@@ -61,7 +63,8 @@ def round_stochastically(values: Tensor, keys: Tensor, offset: int) -> Tensor:
         keys: (count,) int64 from `rounding_keys`, on the same device.
         offset: position of the first element in its weight; how a weight is cut into chunks makes no difference.
     Returns:
-        bf16 of the same shape; inf and nan stay what they are. Memory: 11 bytes an element while running, 2 in one kernel.
+        bf16 of the same shape; inf and nan stay what they are. Memory: 11 bytes an element while running, 2 in one
+        kernel.
     """
     words, skipped = divmod(offset, 4)  # A key's numbers come in words of four.
     keys = keys + stride(words) if words else keys

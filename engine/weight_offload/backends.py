@@ -1,10 +1,10 @@
 """Where offloaded weights are stored: in an unlinked file on a disk, or in the RAM beside a device.
 
-The file has no name, or on Windows is removed when it is closed, so that the system frees it however the process ends, and nobody can
-take what is updated in place for a checkpoint. Its whole size is taken from the disk at once: a disk that is too small is
-noticed before the first step. Reads and writes bypass the system's cache (O_DIRECT; F_NOCACHE on macOS), so that neither
-cached nor dirty pages count against a limit; where the file system cannot, what was read is dropped from the cache, and
-what was written is waited for and dropped.
+The file has no name, or on Windows is removed when it is closed, so that the system frees it however the process ends,
+and nobody can take what is updated in place for a checkpoint. Its whole size is taken from the disk at once: a disk
+that is too small is noticed before the first step. Reads and writes bypass the system's cache (O_DIRECT; F_NOCACHE on
+macOS), so that neither cached nor dirty pages count against a limit; where the file system cannot, what was read is
+dropped from the cache, and what was written is waited for and dropped.
 Source: open(2), O_DIRECT; posix_fadvise(2).
 """
 
@@ -39,7 +39,9 @@ def aligned(size: int) -> int:
 
 
 def aligned_buffer(size: int, carrier: Carrier | None = None) -> Tensor:
-    """Bytes on the host at an aligned address, of memory that copies of `carrier` are fast from. Memory: `size`, and two alignments."""
+    """Bytes on the host at an aligned address, of memory that copies of `carrier` are fast from. Memory: `size`, and
+    two alignments.
+    """
     count = aligned(size) + ALIGNMENT
     raw = torch.empty(count, dtype=torch.uint8) if carrier is None else carrier.host_bytes(count)
     first = -raw.data_ptr() % ALIGNMENT
@@ -47,7 +49,9 @@ def aligned_buffer(size: int, carrier: Carrier | None = None) -> Tensor:
 
 
 class OffloadBackend(ABC):
-    """Stored weights of blocks, by their number. Each call returns when the bytes have arrived; one thread at a time."""
+    """Stored weights of blocks, by their number. Each call returns when the bytes have arrived; one thread at a
+    time.
+    """
 
     @abstractmethod
     def load(self, block: int, buffer: Tensor) -> None:
@@ -110,7 +114,9 @@ class DiskBackend(OffloadBackend):
         total[0], total[1] = total[0] + len(buffer), total[1] + time.perf_counter() - began
 
     def close(self) -> None:
-        """Give the file back, and keep how fast the disk was beside the computation: the next plan predicts its time by that."""
+        """Give the file back, and keep how fast the disk was beside the computation: the next plan predicts its time by
+        that.
+        """
         self._file.close()
         if min(self._read[0], self._written[0]) >= TELLING_BYTES and self._file.bypasses_cache:
             read, written = (size / max(seconds, 1e-9) for size, seconds in (self._read, self._written))
@@ -201,7 +207,9 @@ class UnlinkedTempFile:
                 os.posix_fadvise(self._file.fileno(), offset, count, os.POSIX_FADV_DONTNEED)
 
     def _bypass_cache(self) -> bool:
-        """Ask the system to keep no pages of the file; False where it cannot. Some file systems agree and then refuse."""
+        """Ask the system to keep no pages of the file; False where it cannot. Some file systems agree and then
+        refuse.
+        """
         try:
             import fcntl
         except ImportError:  # Windows

@@ -1,8 +1,8 @@
 """Prefetch: blocks' weights are loaded into a few buffers, and stored again, beside the computation.
 
-Each buffer is as large as the largest block. One thread moves bytes, in the order in which it was asked to: while block i
-computes, the next one is loaded (backward: block i, updated meanwhile, is stored when block i - 1 has been loaded and its buffer is
-needed for i - 2). So two buffers do. Which block is next the caller knows.
+Each buffer is as large as the largest block. One thread moves bytes, in the order in which it was asked to: while block
+i computes, the next one is loaded (backward: block i, updated meanwhile, is stored when block i - 1 has been loaded and
+its buffer is needed for i - 2). So two buffers do. Which block is next the caller knows.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class PrefetchBuffers:
         return buffer.used == 0
 
     def prefetch(self, block: int) -> Buffer | None:
-        """Begin to load a block, unless it is there, into the free buffer whose use is the longest ago; None: none is free."""
+        """Begin to load a block, unless it is there, into the free buffer whose use is the longest ago; None: none is
+        free.
+        """
         for buffer in self._buffers:
             if buffer.block == block:
                 return buffer

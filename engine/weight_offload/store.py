@@ -1,10 +1,11 @@
 """Weight store of blocks whose weights are offloaded: to a file on a disk, or to the RAM beside a device.
 
-The matrices of such a block lie end to end, and are in a buffer of memory while the block runs or is updated. Otherwise its
-weights show their shape and dtype, and one number that is repeated without memory: NaN, so that a use of weights that are not
-loaded ends in a loss that is not finite, and never in a wrong one; bytes of int4 that are not there cannot be unpacked. Norms,
-bias tables, embedding, head and adapters are always in memory: they are small, or gather gradients from everywhere. In which
-dtype a block computes is the inner store's affair, as without offload. Numbers are those of weights in memory, bit for bit.
+The matrices of such a block lie end to end, and are in a buffer of memory while the block runs or is updated. Otherwise
+its weights show their shape and dtype, and one number that is repeated without memory: NaN, so that a use of weights
+that are not loaded ends in a loss that is not finite, and never in a wrong one; bytes of int4 that are not there cannot
+be unpacked. Norms, bias tables, embedding, head and adapters are always in memory: they are small, or gather gradients
+from everywhere. In which dtype a block computes is the inner store's affair, as without offload. Numbers are those of
+weights in memory, bit for bit.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class OffloadedWeightStore(WeightStore):
     # --- making and filling
 
     def allocate(self, model: T5) -> None:
-        """Give a model on "meta" its weights: those of offloaded blocks a slice of their block, all others memory. None is filled."""
+        """Give a model on "meta" its weights: those of offloaded blocks a slice of their block, all others memory. None
+        is filled.
+        """
         blocks, sizes = [block for stack in model.stacks.values() for block in stack.blocks], list[int]()
         first_of_decoder = 0
         for number, block in enumerate(blocks):

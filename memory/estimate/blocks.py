@@ -242,7 +242,9 @@ class Block:
         return (2 * keys + 2 * block) * width + (1 + self.dropout) * scores
 
     def _dense_tile(self, is_across: bool, is_backward: bool) -> int:
-        """Scores of the largest tile, and what `model.dense_attention` gives: its result, or gradients of q, k and v."""
+        """Scores of the largest tile, and what `model.dense_attention` gives: its result, or gradients of q, k and
+        v.
+        """
         own, source = self._own_and_source(self.tokens)
         heads = self.model.num_heads
         scores = self.scores or TILE_ELEMENTS

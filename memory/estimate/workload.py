@@ -92,8 +92,8 @@ def adapted_by(model: T5ModelConfig, lora: LoraConfig) -> Adapted:
 
 HEAD_ROLES = ("head", "label head", "label bias")  # Of weights.
 BASE_BYTES = 206 * MIB  # Interpreter, libraries and data, where they cannot be measured.
-# RAM of torch's compiler: 113 MiB when it is imported, the rest while it compiles with the compilers that it starts. A run on
-# a CPU took 350 MiB more (torch 2.13); what Triton takes is a guess.
+# RAM of torch's compiler: 113 MiB when it is imported, the rest while it compiles with the compilers that it starts. A
+# run on a CPU took 350 MiB more (torch 2.13); what Triton takes is a guess.
 COMPILER_BYTES = 512 * MIB
 COMPILED_BYTES = 26 * MIB  # Products in bf16 that oneDNN and torch keep compiled (`devices.environment`).
 # Where the weights of blocks are while these do not run: on the device that computes, in the RAM beside it, or in a

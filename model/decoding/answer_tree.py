@@ -30,8 +30,8 @@ class Choices:
     Args:
         rows: (k,) those that may go on. first: (k,) node of the first child. counts: (k,) of children.
         tokens: (k, W) ids, -1 behind the last child. head: (U,) rows of the head to compute; None: all.
-        places: (k, W) of the tokens' logits among those computed. is_sparse: the rows share few of their tokens: each logit
-            is computed for itself.
+        places: (k, W) of the tokens' logits among those computed. is_sparse: the rows share few of their tokens: each
+            logit is computed for itself.
     """
 
     rows: Ids
@@ -47,7 +47,8 @@ class AnswerTree:
     """All answers of a list.
 
     Args:
-        tokens: (nodes,) the token of each node. starts: (nodes + 1,) where its children begin, and those of the next node.
+        tokens: (nodes,) the token of each node. starts: (nodes + 1,) where its children begin, and those of the next
+            node.
         longest: tokens of the longest answer with its end token.
     Memory: 6 bytes a node, 8 of vocabularies over 65,536 tokens.
     """
@@ -119,7 +120,9 @@ class AnswerTree:
             np.savez(file, tokens=self.tokens, starts=self.starts, longest=np.array(self.longest))
 
     def most_choices(self, beams: int) -> int:
-        """The most tokens that each of a prompt's beams has to choose from, on average: only one has the first token's."""
+        """The most tokens that each of a prompt's beams has to choose from, on average: only one has the first
+        token's.
+        """
         return max(-(-self._first_choices // beams), self._later_choices)
 
     def __contains__(self, ids: Sequence[int]) -> bool:
@@ -166,8 +169,8 @@ class AnswerTree:
     def choices(self, nodes: Ids, vocab_size: int) -> Choices:
         """What may come after nodes (n,); `DEAD` ones have no choice.
 
-        The head is computed for the allowed tokens only where they are less than half of the vocabulary, and for those of each
-        row where that is far less.
+        The head is computed for the allowed tokens only where they are less than half of the vocabulary, and for those
+        of each row where that is far less.
         """
         rows = np.flatnonzero(nodes != DEAD)
         first = self.starts[nodes[rows]].astype(np.int64)

@@ -6,10 +6,11 @@ sum of its log-probabilities over its length to the power of `length_penalty`. A
 cannot beat the worst of G answers, as far as `early_stopping` wants that proven. Answers are those of Hugging Face's
 search, token by token; there a batch continues until its last prompt is done, here each prompt leaves when it is.
 
-With a list of answers only the beams that go on are computed, and one that only one answer goes on from ends with it: the
-other tokens are certain.
+With a list of answers only the beams that go on are computed, and one that only one answer goes on from ends with it:
+the other tokens are certain.
 
-Shapes: B prompts, G beams, the first g of which go on, V vocabulary. Source: transformers 5.23, `_beam_search`; Wu et al. 2016 (arXiv 1609.08144).
+Shapes: B prompts, G beams, the first g of which go on, V vocabulary. Source: transformers 5.23, `_beam_search`; Wu et
+al. 2016 (arXiv 1609.08144).
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ OUT = -1.0e9  # the score of what is out of the race; finite, so that sums stay 
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """An answer, and the sum of its tokens' log-probabilities; with a list of answers, over the tokens that it allows."""
+    """An answer, and the sum of its tokens' log-probabilities; with a list of answers, over the tokens that it
+    allows.
+    """
 
     tokens: list[int]
     log_probability: float
 
 
 class _Candidates(NamedTuple):
-    """The best of all beginnings that are one token longer, best first, each (B, 2G); with a list of answers also where they stand in its tree."""
+    """The best of all beginnings that are one token longer, best first, each (B, 2G); with a list of answers also where
+    they stand in its tree.
+    """
 
     parents: Tensor
     tokens: Tensor
@@ -73,7 +78,9 @@ class _Search:
         return _Candidates(parents, tokens, best, ends, count, self.nodes.gather(1, parents))
 
     def listed_candidates(self, log_probs: Tensor, choices: Choices, tree: AnswerTree, width: int) -> _Candidates:
-        """Of the allowed tokens: log_probs (k, W) of k of the first `width` beams of each prompt; scores are -inf where there are fewer."""
+        """Of the allowed tokens: log_probs (k, W) of k of the first `width` beams of each prompt; scores are -inf where
+        there are fewer.
+        """
         beams, device = self.settings.num_beams, log_probs.device
         rows, first, tokens = (torch.from_numpy(of).to(device) for of in (choices.rows, choices.first, choices.tokens))
         rows = rows // width * beams + rows % width
@@ -172,11 +179,13 @@ def _best(totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 def search(
     decoder: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateConfig, tree: AnswerTree | None = None
 ) -> list[list[ScoredAnswer]]:
-    """The best answers to each prompt, best first, at most G: token ids without the start token and without the end token.
+    """The best answers to each prompt, best first, at most G: token ids without the start token and without the end
+    token.
 
     Args:
         decoder: fresh, with `settings.num_beams` beams.
-        tree: the answers that there are, none longer than `settings.max_new_tokens`; no penalty applies then. None: any.
+        tree: the answers that there are, none longer than `settings.max_new_tokens`; no penalty applies then. None:
+            any.
     Memory: three tensors of B G x V fp32, and 2G x max_new_tokens token ids a prompt.
     """
     shape = decoder.shape

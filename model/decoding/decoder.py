@@ -1,4 +1,5 @@
-"""The decoder at work: prompts pass through the encoder once, then each step adds one token to every row that is being answered.
+"""The decoder at work: prompts pass through the encoder once, then each step adds one token to every row that is being
+answered.
 
 One `Decoder` writes all answers: greedy, drawn, by beams, and of rows that come and go (continuous batching: Yu et al.
 2022, Orca, OSDI). No answer depends on the rows beside it.
@@ -36,7 +37,8 @@ class Decoder:
         with_weights: a context around each use of a block, made of its weights (`engine.weights`).
         compute_dtype: what `with_weights` makes of the weights; None: the embedding's dtype.
         num_beams: G, answers of each prompt that are written side by side.
-    Memory: that of `KVCache`; the encoder's activations of one block for at most ENCODER_TOKENS tokens, or for the longest
+    Memory: that of `KVCache`; the encoder's activations of one block for at most ENCODER_TOKENS tokens, or for the
+    longest
         prompt; logits of one step.
     """
 
@@ -58,7 +60,8 @@ class Decoder:
 
     @torch.no_grad()
     def join(self, prompts: Sequence[Sequence[int]], limit: int) -> None:
-        """Read more prompts, whose answers are written from the next step on; one that is being answered is not read again.
+        """Read more prompts, whose answers are written from the next step on; one that is being answered is not read
+        again.
 
         Args:
             prompts: one list of token ids each, with its end token. limit: most tokens of an answer.
@@ -99,7 +102,8 @@ class Decoder:
         """Encoder output (N, D). What malloc keeps of other lengths is given back before, and its own after."""
         self._trim()
         x = embed(ids.to(self.device), self.model.embedding, residual_dtype(self.dtype))
-        # products of fewer tokens would differ in their last bit with the number of threads (`devices.threads.one_thread`)
+        # products of fewer tokens would differ in their last bit with the number of threads
+        # (`devices.threads.one_thread`)
         with few_rows() if len(ids) < LEAST_FILLED else nullcontext():
             output: Tensor = self.model.encoder(x, Dropout(0.0, rows), dtype=self.dtype, with_weights=self.with_weights)
         self._trim()
@@ -111,7 +115,8 @@ class Decoder:
 
     @torch.no_grad()
     def step(self, ids: Sequence[int] | Tensor, choices: Choices | None = None) -> Tensor:
-        """Append one token to the first g beams of each row: n g ids, those of a row side by side -> next logits (n g, V) fp32.
+        """Append one token to the first g beams of each row: n g ids, those of a row side by side -> next logits (n g,
+        V) fp32.
 
         Without beams a step that failed may be repeated.
 
@@ -163,7 +168,9 @@ class Decoder:
         return product(hidden[rows], weight).float().gather(1, places).masked_fill_(tokens < 0, -torch.inf)
 
     def drop(self, rows: Collection[int]) -> list[int]:
-        """Take rows out whose answers are done; which one each of the others was, as the last ones take their places."""
+        """Take rows out whose answers are done; which one each of the others was, as the last ones take their
+        places.
+        """
         order = self.cache.drop(rows)
         self._prompts = [self._prompts[row] for row in order]
         return order

@@ -1,4 +1,6 @@
-"""Answers to prompts: greedy or drawn, token by token, or found by a beam search. Rows leave the batch at their end token."""
+"""Answers to prompts: greedy or drawn, token by token, or found by a beam search. Rows leave the batch at their end
+token.
+"""
 
 from __future__ import annotations
 

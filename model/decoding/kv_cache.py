@@ -1,16 +1,17 @@
-"""KV cache: keys and values of the rows that are being answered, so that a step computes those of the newest tokens alone.
+"""KV cache: keys and values of the rows that are being answered, so that a step computes those of the newest tokens
+alone.
 
-Each decoder block has two buffers for the prompts and two for the answers, in which rows lie side by side, padded to the
-longest; what lies beyond a row's own length is hidden. Rows may join at any step, behind the last one; where rows leave,
-the last ones move into their places. All rows attend together, in a few operations whatever their number. On a CPU a
-compiled kernel goes through each row's own length: its result is the same bits whatever rows are beside it.
+Each decoder block has two buffers for the prompts and two for the answers, in which rows lie side by side, padded to
+the longest; what lies beyond a row's own length is hidden. Rows may join at any step, behind the last one; where rows
+leave, the last ones move into their places. All rows attend together, in a few operations whatever their number. On a
+CPU a compiled kernel goes through each row's own length: its result is the same bits whatever rows are beside it.
 
 Beams of a prompt share its keys and values. To reorder their own at every step would cost as much as the attention
-itself, so nothing moves: every beam writes into its own slot, all beams of a prompt see all slots, and a mask leaves each
-of them its ancestors.
+itself, so nothing moves: every beam writes into its own slot, all beams of a prompt see all slots, and a mask leaves
+each of them its ancestors.
 
-Shapes: R rows, n of them answered, G beams of each (1 without a search), the first g of which go on, S longest source, T longest answer so far (it
-doubles as it fills), H heads, K d_kv.
+Shapes: R rows, n of them answered, G beams of each (1 without a search), the first g of which go on, S longest source,
+T longest answer so far (it doubles as it fills), H heads, K d_kv.
 """
 
 from __future__ import annotations
@@ -139,7 +140,9 @@ class KVCache:
             self._foreign = F.pad(foreign, (0, (self._seen - count) * self.num_beams)).unsqueeze(1)
 
     def _make_biases(self, longest: int) -> None:
-        """For each block the bias (H, 2 T - 1) of a token towards others, itself in the middle, then -inf; for a kernel until itself."""
+        """For each block the bias (H, 2 T - 1) of a token towards others, itself in the middle, then -inf; for a kernel
+        until itself.
+        """
         decoder = self._decoder
         makers = [decoder.bias] if decoder.bias is not None else [block.bias for block in decoder.blocks]
         made = [maker.over_distances(longest) for maker in makers]  # type: ignore[operator,union-attr]
@@ -182,7 +185,8 @@ def _resize(buffers: Buffers, rows: int, length: int, kept: int) -> None:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor | None) -> Tensor:
-    """G queries a row: q (n, H, G, K), k and v (n, H, M, K) -> (n G, H K); as many rows at a time as the device forms scores.
+    """G queries a row: q (n, H, G, K), k and v (n, H, M, K) -> (n G, H K); as many rows at a time as the device forms
+    scores.
 
     Args:
         bias: (n or 1, H, 1, M), added to the scores. hidden: bool, broadcast to (n, H, G, M): where nothing is seen.

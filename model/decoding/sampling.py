@@ -24,8 +24,9 @@ class Row:
     """One answer that is being written.
 
     Args:
-        ids: of its prompt, with the end token. settings: how its tokens are chosen. seed: fixes the random numbers. Each row
-            draws its own, from the seed and its prompt, so that its text does not depend on the rows beside it.
+        ids: of its prompt, with the end token. settings: how its tokens are chosen. seed: fixes the random numbers.
+            Each row draws its own, from the seed and its prompt, so that its text does not depend on the rows beside
+            it.
         tokens: written so far, without the start token. node: where they end in a tree of answers.
     """
 
@@ -68,7 +69,9 @@ def next_tokens(rows: Sequence[Row], logits: Tensor, shape: T5ModelConfig, choic
 
 
 def penalise(scores: Tensor, written: Tensor, settings: GenerateConfig, eos_token_id: int) -> Tensor:
-    """Change scores (B, V) fp32 in place, by the tokens that were written: (B, count + 1) int64, the start token first."""
+    """Change scores (B, V) fp32 in place, by the tokens that were written: (B, count + 1) int64, the start token
+    first.
+    """
     penalty, size, count = settings.repetition_penalty, settings.no_repeat_ngram_size, written.shape[1] - 1
     if penalty != 1.0:
         seen = scores.gather(1, written)
@@ -84,7 +87,9 @@ def penalise(scores: Tensor, written: Tensor, settings: GenerateConfig, eos_toke
 
 
 def choose(scores: Tensor, settings: GenerateConfig, generators: Sequence[torch.Generator]) -> Tensor:
-    """One token a row: scores (B, V) fp32 -> (B,) int64; drawn from softmax(scores / temperature), or the likeliest at 0."""
+    """One token a row: scores (B, V) fp32 -> (B,) int64; drawn from softmax(scores / temperature), or the likeliest at
+    0.
+    """
     temperature, top_k, top_p = settings.temperature, settings.top_k, settings.top_p
     if temperature < LEAST_TEMPERATURE:
         return scores.argmax(1)

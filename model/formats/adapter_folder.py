@@ -28,16 +28,33 @@ FINGERPRINT, HEAD = "base_fingerprint", "head"  # in the metadata of the file of
 DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "init_lora_weights": True}
 SAVED_MODULES = {"classifier", "score", "classification_head"}  # that PEFT may save beside adapters: heads over labels
 TABLES = ("shared", "embed_tokens")  # whose rows of tokens may have learnt
-# How PEFT may have begun an adapter and left its base as it was; pissa, olora, corda, loftq and others take from the base.
+# How PEFT may have begun an adapter and left its base as it was; pissa, olora, corda, loftq and others take from the
+# base.
 BEGUN_BESIDE = ("gaussian", "eva", "orthogonal", "mica", "true", "false", "none")
 HIGHEST_RANK = 4096  # as of the setting lora_rank
 MOST_TOKENS = 2**24  # no vocabulary has more
 # What an adapter_config.json may say besides, without another computation than of rank, scaling and targets.
 HARMLESS = {
-    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
-    "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_ga_config", "megatron_core",
-    "peft_version", "qalora_group_size", "revision", "runtime_config", "target_parameters", "task_type", "use_rslora",
-}  # fmt: skip
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_ga_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "target_parameters",
+    "task_type",
+    "use_rslora",
+}
 _ELSEWHERE = say("is not supported; make the adapter without it, or merge it by PEFT's merge_and_unload")
 
 

@@ -49,8 +49,10 @@ def _as_it_is(value: Any) -> Any:
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "early_stopping": str, "max_length": _without_start, "min_length": _without_start,
-}  # fmt: skip
+    "early_stopping": str,
+    "max_length": _without_start,
+    "min_length": _without_start,
+}
 
 
 def published_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -123,7 +125,9 @@ def remarks(folder: Path) -> list[str]:
 
 
 def _other_tokens(path: Path, values: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
-    """Tokens that would start or end an answer otherwise than the model learnt, as far as its configuration is there."""
+    """Tokens that would start or end an answer otherwise than the model learnt, as far as its configuration is
+    there.
+    """
     if not config:
         return
     end = end_token(values.get("eos_token_id"))
@@ -169,7 +173,8 @@ def keep_answer_list(folder: Path, *sources: Path) -> None:
 
 
 def keep_answers(folder: Path, settings: GenerateConfig, num_answers: int = 1) -> None:
-    """Add how a model shall answer to the `generation_config.json` of its folder: the longest answer, and what is not default.
+    """Add how a model shall answer to the `generation_config.json` of its folder: the longest answer, and what is not
+    default.
 
     Args:
         num_answers: that an evaluation scores of each prompt.

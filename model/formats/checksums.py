@@ -1,8 +1,8 @@
 """Sizes and SHA-256 of a folder's files, in `checksums.json` beside them.
 
 It is written last, by whoever fills the folder, and compared by whoever uses it: a file that was cut off, or in which a
-bit has changed, is named instead of being loaded. Folders without it (older ones, those of other programs) load as ever.
-`sha256sum` gives the same numbers.
+bit has changed, is named instead of being loaded. Folders without it (older ones, those of other programs) load as
+ever. `sha256sum` gives the same numbers.
 """
 
 from __future__ import annotations

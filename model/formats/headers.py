@@ -1,6 +1,7 @@
 """Tensors of a model folder, read from the headers of its safetensors files; torch is not imported.
 
-Before a run may take much memory it has to know the shape of the model it goes on from. `tensor_files` reads the numbers.
+Before a run may take much memory it has to know the shape of the model it goes on from. `tensor_files` reads the
+numbers.
 
 Source: the layout: github.com/huggingface/safetensors, section "Format".
 """
@@ -26,8 +27,8 @@ INDEX_ENDING = ".index.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = WEIGHTS_FILE + INDEX_ENDING
 INT8_FILE = "model.int8.safetensors"  # It has another name because transformers would take whole numbers for weights.
-# What torch.compile, DDP, FSDP and gradient checkpointing put into the names of the tensors of a model that they wrap, and
-# transformers' models with a head over labels.
+# What torch.compile, DDP, FSDP and gradient checkpointing put into the names of the tensors of a model that they wrap,
+# and transformers' models with a head over labels.
 WRAPPERS = re.compile(r"\b(?:_orig_mod|module|transformer|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Bias tables and heads over labels are in fp32 wherever they are.
 _IN_FP32 = re.compile("|".join((r"relative_attention_bias\.weight$", *map("^{}".format, LABEL_HEADS))))
@@ -55,7 +56,8 @@ class TensorHeaders:
     """
 
     FRAMEWORK = "numpy"  # whose tensors a piece of a file would become
-    # The first that is there is read, as transformers does: the index beside a file that holds all may be an older one's.
+    # The first that is there is read, as transformers does: the index beside a file that holds all may be an older
+    # one's.
     FILES: tuple[str, ...] = (WEIGHTS_FILE, INT8_FILE, INDEX_FILE)
 
     def __init__(self, folder: str | Path) -> None:
@@ -104,7 +106,9 @@ class TensorHeaders:
         return [self.path / name for name in names]
 
     def _open(self, path: Path) -> Any:
-        """A file of tensors, opened anew for each piece: the pages that a mapping has read are the process's until it ends."""
+        """A file of tensors, opened anew for each piece: the pages that a mapping has read are the process's until it
+        ends.
+        """
         try:
             return safe_open(path, framework=self.FRAMEWORK)
         except (SafetensorError, OSError) as error:
@@ -145,7 +149,9 @@ class TensorHeaders:
         return all(map(bytes.__eq__, self._bytes(first), self._bytes(second)))
 
     def _bytes(self, name: str) -> Iterator[bytes]:
-        """The bytes of a tensor in pieces, by the header's own offsets: numpy, which safetensors would read by, has no bf16."""
+        """The bytes of a tensor in pieces, by the header's own offsets: numpy, which safetensors would read by, has no
+        bf16.
+        """
         tensor = self._tensors[name]
         with tensor.file.open("rb", buffering=0) as file:
             length = int.from_bytes(file.read(8), "little")

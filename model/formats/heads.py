@@ -1,7 +1,7 @@
 """The classes of transformers that a T5 can be, one for each head, and the labels that a `config.json` names; no torch.
 
-transformers has no class for a sequence head over an encoder, nor for a dense token head: such a folder says `T5EncoderModel`, has
-the head's tensors beside, and names the head by keys of our own.
+transformers has no class for a sequence head over an encoder, nor for a dense token head: such a folder says
+`T5EncoderModel`, has the head's tensors beside, and names the head by keys of our own.
 
 Source: transformers 5.23 and 4.57, models t5 and umt5; PEFT 0.17-0.21, `TaskType`.
 """
@@ -23,8 +23,13 @@ LABEL_HEADS = ("classifier.", "classification_head.")  # how the names of heads 
 HEAD_FIELDS = ("head", "pooling", "head_kind")
 # Settings in which an encoder may differ from the checkpoint that it is taken from.
 ENCODER_FIELDS = (
-    *HEAD_FIELDS, "labels", "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs", "decoder_start_token_id",
-)  # fmt: skip
+    *HEAD_FIELDS,
+    "labels",
+    "num_decoder_layers",
+    "tie_word_embeddings",
+    "scale_decoder_outputs",
+    "decoder_start_token_id",
+)
 _UNTIED = {
     "tie_word_embeddings": True,
     "scale_decoder_outputs": True,
@@ -37,7 +42,8 @@ class HeadClass:
 
     Args:
         task: what PEFT calls its work.
-        head: the setting. is_dense: whether a head over labels has a dense layer. has_decoder: whether a decoder reads too.
+        head: the setting. is_dense: whether a head over labels has a dense layer. has_decoder: whether a decoder reads
+            too.
         prefix: before the names of all tensors but the head's.
         output: the module that gives the labels; empty: none.
         modules_to_save: what PEFT has to save beside adapters, because it is transformers' own.
@@ -103,14 +109,18 @@ HEAD_KINDS = ("linear", "dense")  # by `is_dense`
 
 
 def class_of(config: T5ModelConfig) -> HeadClass:
-    """The class that a model is written as: that of its head, or an encoder if transformers has it in another form alone."""
+    """The class that a model is written as: that of its head, or an encoder if transformers has it in another form
+    alone.
+    """
     by_head = _BY_HEAD[config.head]
     form = (config.has_dense_head, config.num_decoder_layers > 0)
     return ENCODER_CLASS if config.num_labels and form != (by_head.is_dense, by_head.has_decoder) else by_head
 
 
 def class_named(raw: Mapping[str, Any]) -> HeadClass:
-    """The class that a `config.json` is of, by its `architectures`; a T5 that writes text where they name none of these."""
+    """The class that a `config.json` is of, by its `architectures`; a T5 that writes text where they name none of
+    these.
+    """
     name = architecture(raw)
     return next((each for each in CLASSES if name.endswith(each.ending)), TEXT_CLASS)
 
@@ -122,7 +132,9 @@ def architecture(raw: Mapping[str, Any]) -> str:
 
 
 def head_of(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the head that a `config.json` names, and those that follow from it: by keys of our own, or by its class."""
+    """The settings of the head that a `config.json` names, and those that follow from it: by keys of our own, or by its
+    class.
+    """
     published = class_named(raw)
     head = raw.get("head", published.head)
     facts = MODEL_HEADS.get(head, MODEL_HEADS["none"])  # What is no head is refused with all other settings.

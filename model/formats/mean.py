@@ -1,9 +1,9 @@
 """The mean of several folders of weights, formed in fp32, stored in the dtype they had.
 
-Weights that were learnt at a high, constant rate lie around a better place than any of them is at; their mean is near it, as
-weights would be whose rate had been lowered, and it generalises better.
-Source: Izmailov et al. 2018, Averaging Weights Leads to Wider Optima (arXiv 1803.05407); of the last checkpoints, Vaswani et
-al. 2017 (arXiv 1706.03762), section 6.1.
+Weights that were learnt at a high, constant rate lie around a better place than any of them is at; their mean is near
+it, as weights would be whose rate had been lowered, and it generalises better.
+Source: Izmailov et al. 2018, Averaging Weights Leads to Wider Optima (arXiv 1803.05407); of the last checkpoints,
+Vaswani et al. 2017 (arXiv 1706.03762), section 6.1.
 """
 
 from __future__ import annotations

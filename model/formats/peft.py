@@ -1,8 +1,8 @@
 """Adapters to and from folders that PEFT loads.
 
-`adapter_config.json` says rank, scaling and targets, `adapter_model.safetensors` holds the thin matrices under the names
-that PEFT gives them on transformers' T5. The file's own metadata, which PEFT does not read, holds the fingerprint of the
-base: PEFT itself would put an adapter on any model of the same shape.
+`adapter_config.json` says rank, scaling and targets, `adapter_model.safetensors` holds the thin matrices under the
+names that PEFT gives them on transformers' T5. The file's own metadata, which PEFT does not read, holds the fingerprint
+of the base: PEFT itself would put an adapter on any model of the same shape.
 
 Source: PEFT 0.17-0.21, `LoraConfig` and `get_peft_model_state_dict`.
 """
@@ -41,7 +41,9 @@ _ALL = slice(None)
 
 
 class _Target(NamedTuple):
-    """What a tensor of an adapter's file fills: a weight, what a message calls it, and the tensor's rows that are meant."""
+    """What a tensor of an adapter's file fills: a weight, what a message calls it, and the tensor's rows that are
+    meant.
+    """
 
     weight: nn.Parameter
     name: str
@@ -64,7 +66,9 @@ def _head_names(config: T5ModelConfig) -> dict[str, str]:
 
 
 def _row_targets(config: T5ModelConfig, rows: TokenRows | None) -> dict[str, _Target]:
-    """What the rows of tokens fill: PEFT knows one table of a tied embedding, and two copies of another beside the head."""
+    """What the rows of tokens fill: PEFT knows one table of a tied embedding, and two copies of another beside the
+    head.
+    """
     if rows is None:
         return {}
     if rows.head is None:
@@ -132,7 +136,8 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
         about["trainable_token_indices"] = {"shared": tokens}
         if rows.head is not None:
             about["trainable_token_indices"] = {"embed_tokens": tokens}
-            # PEFT knows no other form for rows of a head of its own than the whole head, of which the base lends all others.
+            # PEFT knows no other form for rows of a head of its own than the whole head, of which the base lends all
+            # others.
             name = BASE + HEAD_TABLE
             tensors[name], pieces[name] = _whole_head(Path(base), first, rows.head.detach())
             about["modules_to_save"] = ["lm_head"]
@@ -147,7 +152,9 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
 
 
 def _whole_head(base: Path, first: int, rows: Tensor) -> tuple[Tensor, Iterator[Tensor]]:
-    """A base's head with other rows from `first` on: its shape and dtype as a tensor without content, and its pieces."""
+    """A base's head with other rows from `first` on: its shape and dtype as a tensor without content, and its
+    pieces.
+    """
     stored = TensorFolder(base)
     dtype = next(stored.chunks(HEAD_TABLE)).dtype
     count, width = stored.shape(HEAD_TABLE)

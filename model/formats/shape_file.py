@@ -4,10 +4,11 @@ Two meanings differ between versions of transformers, and are settled here:
 - Whether the head is the embedding: in files of version 4 `tie_word_embeddings` says it; from version 5 on the flag is
   always true and a head of its own is simply there, so the tensors say it.
 - Whether the decoder's output is scaled by d_model^-0.5: `scale_decoder_outputs` where given (T5 from version 5 on),
-  else where `tie_word_embeddings` is not false; an mT5 from version 5 on never. From version 5 on every UMT5 is scaled; so
-  a UMT5 that was trained without is read as scaled with a final norm d_model^0.5 larger: the same function.
+  else where `tie_word_embeddings` is not false; an mT5 from version 5 on never. From version 5 on every UMT5 is scaled;
+  so a UMT5 that was trained without is read as scaled with a final norm d_model^0.5 larger: the same function.
 
-Which head a class of transformers has stands in `heads`. Every key of the file is declared in `settings.published_keys`.
+Which head a class of transformers has stands in `heads`. Every key of the file is declared in
+`settings.published_keys`.
 
 Source: transformers 5.23 and 4.57, models t5, mt5, umt5.
 """
@@ -40,12 +41,20 @@ from settings.published_keys import CONFIG, CONFIG_KEYS, GENERATION_KEYS, check_
 CONFIG_FILE = CONFIG
 EMBEDDING_COPIES = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 _MT5 = {
-    "dropout_rate": 0.1, "vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu",
-}  # fmt: skip
+    "dropout_rate": 0.1,
+    "vocab_size": 250112,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+}
 FAMILIES: dict[str, dict[str, Any]] = {"t5": {"dropout_rate": 0.1}, "mt5": _MT5, "umt5": _MT5}  # their defaults
 _OTHER_NAMES = {  # of transformers, for the same number
-    "hidden_size": "d_model", "head_dim": "d_kv", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
-}  # fmt: skip
+    "hidden_size": "d_model",
+    "head_dim": "d_kv",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+}
 _ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu (exact)", "swish": "silu"}
 # A configuration may speak of more weights than its files have bytes only so far, and so small that the message which
 # names each missing tensor costs nothing.
@@ -104,7 +113,9 @@ def shape_from(path: Path, raw: Mapping[str, Any], stored: TensorHeaders) -> T5M
 
 
 def family_of(raw: Mapping[str, Any]) -> Any:
-    """The family that a `config.json` names: its `model_type`, which the oldest files lack, else by the name of its class."""
+    """The family that a `config.json` names: its `model_type`, which the oldest files lack, else by the name of its
+    class.
+    """
     name = architecture(raw).lower()
     by_class = next((family for family in FAMILIES if name.startswith(family)), name or None)
     return raw.get("model_type", by_class)
@@ -139,7 +150,9 @@ def end_token(ids: Any) -> Any:
 
 
 def _feed_forward(values: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
-    """The activation: `feed_forward_proj`, but for what `dense_act_fn` and `is_gated_act` say; its `gelu` is that by tanh."""
+    """The activation: `feed_forward_proj`, but for what `dense_act_fn` and `is_gated_act` say; its `gelu` is that by
+    tanh.
+    """
     named = str(values.get("feed_forward_proj", T5ModelConfig.feed_forward_proj))
     of_name = {"gated-gelu": "gelu_new"}.get(named, named.removeprefix("gated-"))
     activation = str(values.get("dense_act_fn", of_name))
@@ -153,8 +166,8 @@ def _feed_forward(values: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
 def _has_tied_head(stored: TensorHeaders, flag: bool, version: int) -> bool:
     """Whether the head is the embedding; where the flag says so, a head of its own must differ to count.
 
-    Version 4 of transformers passes over such a head. Where the flag denies it and no head is there, as in the files of a
-    T5Model, the head is missing.
+    Version 4 of transformers passes over such a head. Where the flag denies it and no head is there, as in the files of
+    a T5Model, the head is missing.
     """
     embedding = embedding_name(stored)
     if embedding == HEAD:
@@ -242,7 +255,9 @@ def _beyond_its_tensors(path: Path, config: T5ModelConfig, stored: TensorHeaders
 
 
 def published_names(config: T5ModelConfig) -> dict[str, str]:
-    """Our name -> name in a folder of the model's class, of every weight: a model with a head holds the rest as `transformer`."""
+    """Our name -> name in a folder of the model's class, of every weight: a model with a head holds the rest as
+    `transformer`.
+    """
     prefix = class_of(config).prefix
     return {
         name: published if published.startswith(LABEL_HEADS) else prefix + published
@@ -261,15 +276,17 @@ def stored_names(stored: TensorHeaders, config: T5ModelConfig) -> dict[str, str]
 
 
 def new_head(stored: TensorHeaders, config: T5ModelConfig) -> set[str]:
-    """The tensors of a head over labels, where a folder has none, or one of another kind or other labels: they begin at random."""
+    """The tensors of a head over labels, where a folder has none, or one of another kind or other labels: they begin at
+    random.
+    """
     shapes = {weight.hf_name: weight.shape for weight in label_head_weights(config)}
     stored_shapes = {name: stored.shape(name) for name in shapes.keys() & stored.names}
     return set() if stored_shapes == shapes else set(shapes)
 
 
 def misfits(stored: TensorHeaders, config: T5ModelConfig) -> list[str]:
-    """Find what keeps a folder from being a model of this shape, from the headers of its files: tensors that are missing, of
-    another shape, or of another model.
+    """Find what keeps a folder from being a model of this shape, from the headers of its files: tensors that are
+    missing, of another shape, or of another model.
     """
     sources = stored_names(stored, config)
     shapes = {sources[weight.name]: weight.shape for weight in weights(config)}
@@ -301,7 +318,9 @@ def _missing(stored: TensorHeaders, config: T5ModelConfig, names: Iterable[str])
 
 
 def _foreign(stored: TensorHeaders, config: T5ModelConfig, names: Iterable[str]) -> Iterator[str]:
-    """Tensors without a place. An encoder takes its own of a whole T5, and a model with another head leaves out that of the folder."""
+    """Tensors without a place. An encoder takes its own of a whole T5, and a model with another head leaves out that of
+    the folder.
+    """
     others = stored.names - {*names, EMBEDDING, HEAD, *EMBEDDING_COPIES, *_IGNORED}
     foreign = [name for name in others if not name.startswith(class_of(config).left_out)]
     if foreign:

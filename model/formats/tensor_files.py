@@ -100,8 +100,9 @@ class TensorFolder(TensorHeaders):
             start += len(chunk)
 
     def mapped(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        """A whole tensor whose memory are the pages of its file, which the system may drop and read again; what is written to it
-        stays with the process. None where it is not stored as `dtype`, or not in safetensors."""
+        """A whole tensor whose memory are the pages of its file, which the system may drop and read again; what is
+        written to it stays with the process. None where it is not stored as `dtype`, or not in safetensors.
+        """
         tensor = self._tensors[name]
         if name in self._replaced or _is_pickle(tensor.file) or tensor.dtype != DTYPE_NAMES[dtype]:
             return None
@@ -124,8 +125,8 @@ def write_safetensors(
     """Write tensors one by one: 8 bytes of header length, the header in JSON, the bytes of all tensors end to end.
 
     Args:
-        pieces: name -> a context in which that tensor has its content, in pieces of whole rows, where some tensors show their shape
-            and dtype alone.
+        pieces: name -> a context in which that tensor has its content, in pieces of whole rows, where some tensors show
+            their shape and dtype alone.
         about: words for the file's own metadata.
     Raises:
         OSError: the file cannot be written.

@@ -61,8 +61,8 @@ def linears(model: T5) -> dict[str, Linear]:
 
 
 def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, LoraAdapter]:
-    """Freeze the whole model but its head over labels, and put an adapter on every targeted matrix, and rows of `settings.tokens`
-    in place of those of the tables.
+    """Freeze the whole model but its head over labels, and put an adapter on every targeted matrix, and rows of
+    `settings.tokens` in place of those of the tables.
 
     Args:
         settings: `targets` must exist, see `form.resolve_targets`.

@@ -36,8 +36,9 @@ class LoraSettings:
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """What a folder says of its adapter: form, the folder of its base, the base's fingerprint ("" if unknown), and the fields of
-    `T5ModelConfig` in which the adapted model has another head than its base."""
+    """What a folder says of its adapter: form, the folder of its base, the base's fingerprint ("" if unknown), and the
+    fields of `T5ModelConfig` in which the adapted model has another head than its base.
+    """
 
     settings: LoraSettings
     base: str

@@ -39,7 +39,8 @@ def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: st
     """Names of the weights that stay trained, before there is a model.
 
     Args:
-        shape: of the model. learns: name of each weight, adapters' among them -> whether it learns where nothing is frozen.
+        shape: of the model. learns: name of each weight, adapters' among them -> whether it learns where nothing is
+            frozen.
         patterns: as of `freeze`.
     Raises:
         UserError: as `freeze`.
@@ -68,7 +69,9 @@ def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: st
 
 
 def _weight_of(name: str) -> str:
-    """The name of the matrix or table that a weight of an adapter or a row of tokens stands beside; else the weight's own."""
+    """The name of the matrix or table that a weight of an adapter or a row of tokens stands beside; else the weight's
+    own.
+    """
     path, is_adapter, _ = name.partition(".adapter.")
     return f"{path}.weight" if is_adapter else path.removeprefix(f"{TOKEN_ROWS}.")
 

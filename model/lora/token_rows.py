@@ -1,7 +1,7 @@
 """Rows of the tables that learn beside adapters: those of added tokens, whose first values say little.
 
-The tables stay frozen, in whatever they are stored. Rows of tokens FIRST to LAST stand in their place, in fp32: in lookups, and in
-the products of the head, tied or not (`model.quantization`).
+The tables stay frozen, in whatever they are stored. Rows of tokens FIRST to LAST stand in their place, in fp32: in
+lookups, and in the products of the head, tied or not (`model.quantization`).
 Source: PEFT's trainable tokens.
 """
 

@@ -41,8 +41,11 @@ class Page:
         """Start the page; the address is what it prints."""
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "train_low_mem.py"), "board", "--port=0", "--data_dir=files"],
-            cwd=self.folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=self.folder,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self.process.stdout is not None
         found = re.search(r"http://\S+", self.process.stdout.readline())
         assert found is not None
@@ -217,7 +220,8 @@ def test_nothing_runs_over_the_edge(page: Page, width: int, language: str) -> No
         assert page.browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), path
         unnamed = page.browser.execute_script(
             "return [...document.querySelectorAll('button, input:not([hidden]), select, textarea')].filter((one) => "
-            "!(one.textContent.trim() || one.getAttribute('aria-label') || one.labels?.length)).map((one) => one.outerHTML)"
+            "!(one.textContent.trim() || one.getAttribute('aria-label') || one.labels?.length)).map((one) => "
+            "one.outerHTML)"
         )
         assert not unnamed, f"{path}: no name for a screen reader: {unnamed}"
     assert not page.errors()

@@ -15,10 +15,21 @@ NOW = 1_790_000_000.0
 
 def run(name: str, **more: Any) -> dict[str, Any]:
     facts = {
-        "name": name, "state": "running", "step": 12000, "max_steps": 100000, "loss": 2.1234, "eval_loss": 2.25,
-        "peak_bytes": 2**30, "budget_bytes": 10 * 2**30, "bytes": 3 * 2**30, "started": NOW - 9e6, "ends": NOW + 9e4,
-        "process": 4242, "doing": {}, "reason": "",
-    }  # fmt: skip
+        "name": name,
+        "state": "running",
+        "step": 12000,
+        "max_steps": 100000,
+        "loss": 2.1234,
+        "eval_loss": 2.25,
+        "peak_bytes": 2**30,
+        "budget_bytes": 10 * 2**30,
+        "bytes": 3 * 2**30,
+        "started": NOW - 9e6,
+        "ends": NOW + 9e4,
+        "process": 4242,
+        "doing": {},
+        "reason": "",
+    }
     return {**facts, **more}
 
 

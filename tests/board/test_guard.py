@@ -132,9 +132,22 @@ def test_the_token_leads_to_no_other_site(tmp_path: Path) -> None:
 
 
 WAYS_OUT = [
-    "../secret.jsonl", "/etc/passwd", "a/../../secret.jsonl", "..", ".", "", "a\0b", "..\\secret.jsonl", "link.jsonl", "folder/secret.jsonl",
-    "//etc/passwd", "~/secret", "*.jsonl", "a.jsonl,/etc/passwd", "s3://bucket/a.jsonl",
-]  # fmt: skip
+    "../secret.jsonl",
+    "/etc/passwd",
+    "a/../../secret.jsonl",
+    "..",
+    ".",
+    "",
+    "a\0b",
+    "..\\secret.jsonl",
+    "link.jsonl",
+    "folder/secret.jsonl",
+    "//etc/passwd",
+    "~/secret",
+    "*.jsonl",
+    "a.jsonl,/etc/passwd",
+    "s3://bucket/a.jsonl",
+]
 
 
 def test_no_file_outside_is_shown_or_trained_on(page: Page, client: TestClient) -> None:

@@ -93,7 +93,10 @@ def test_a_run_that_fits_is_started_in_a_session_of_its_own(queue: Queue, tmp_pa
     assert queue.record()["exit_code"] == 0 and queue.record()["planned_peak_bytes"] == GIB
 
 
-@pytest.mark.parametrize("name", ["other", pytest.param("m\udcfe", marks=pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes"))])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    ["other", pytest.param("m\udcfe", marks=pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes"))],
+)
 def test_one_that_does_not_fit_beside_others_waits(queue: Queue, name: str) -> None:
     beat(queue.where, name, time=2e10, peak_bytes=3 * GIB, anon_bytes=GIB)
     queue.ask()

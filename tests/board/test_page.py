@@ -176,7 +176,13 @@ def test_a_data_file_is_previewed(client: TestClient, tmp_path: Path) -> None:
 
 
 def test_models_are_those_of_runs_and_checkpoints(client: TestClient, tmp_path: Path) -> None:
-    for file in ("one/model.safetensors", "one/checkpoints/step_00000005/model.safetensors", "adapted/adapter_model.safetensors", "nothing/x", "caf\udce9/model.safetensors"):  # fmt: skip
+    for file in (
+        "one/model.safetensors",
+        "one/checkpoints/step_00000005/model.safetensors",
+        "adapted/adapter_model.safetensors",
+        "nothing/x",
+        "caf\udce9/model.safetensors",
+    ):
         if sys.platform == "linux" or "caf" not in file:
             (tmp_path / "models" / file).parent.mkdir(parents=True)
             (tmp_path / "models" / file).write_bytes(b"12")
@@ -218,6 +224,9 @@ def test_every_word_that_is_used_exists() -> None:
 
 def test_the_page_never_loads_what_training_needs() -> None:
     """Its memory is that of a small server."""
-    code = "import board.app, board.server, board.commands, sys; print([m for m in ('torch', 'numpy', 'pyarrow') if m in sys.modules])"
+    code = (
+        "import board.app, board.server, board.commands, sys; print([m for m in ('torch', 'numpy', 'pyarrow') if m "
+        "in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -44,9 +44,14 @@ def test_a_run_that_went_back_is_read_anew(tmp_path: Path) -> None:
 
 def test_events_that_no_run_writes_are_passed_over(tmp_path: Path) -> None:
     odd = [
-        {"event": "step"}, {"event": "step", "step": -4, "loss": 1}, {"event": "step", "step": 2**60, "loss": 1}, {"event": "memory"},
-        {"event": "_begin"}, {"event": "cleanup", "kind": "full"}, {"event": "start", "settings": 7},
-    ]  # fmt: skip
+        {"event": "step"},
+        {"event": "step", "step": -4, "loss": 1},
+        {"event": "step", "step": 2**60, "loss": 1},
+        {"event": "memory"},
+        {"event": "_begin"},
+        {"event": "cleanup", "kind": "full"},
+        {"event": "start", "settings": 7},
+    ]
     history = History(write(folders(tmp_path), "one", step(1), *odd, step(2)))
     assert drawn(history)["series"]["loss"]["mean"] == [None, 2.0, 2.0]
     assert dict(history.window(0, 9))["steps"] == [0, 1, 2]
@@ -61,15 +66,21 @@ def test_time_never_turns_round(tmp_path: Path) -> None:
 
 def test_all_that_is_not_drawn(tmp_path: Path) -> None:
     path = write(
-        folders(tmp_path), "one", start(), {"event": "plan", "peak_bytes": 9, "components": {"weights": 9}}, step(1),
-        {"event": "eval", "step": 1, "loss": 2.5}, {"event": "eval", "step": 1, "loss": 3.0},
+        folders(tmp_path),
+        "one",
+        start(),
+        {"event": "plan", "peak_bytes": 9, "components": {"weights": 9}},
+        step(1),
+        {"event": "eval", "step": 1, "loss": 2.5},
+        {"event": "eval", "step": 1, "loss": 3.0},
         {"event": "memory", "step": 1, "phase": "load", "anon_bytes": 700, "device_bytes": 0},
         {"event": "cleanup", "step": 1, "kind": "light", "freed_bytes": 1},
         {"event": "cleanup", "step": 1, "kind": "full", "freed_bytes": 5},
         {"event": "checkpoint", "step": 1, "path": "x", "best": True},
         {"event": "recovery", "step": 1, "report": "smaller"},
-        {"event": "sample", "prompt": "p", "answer": "<script>", "reference": "r"}, {"event": "end", "seconds": 4.0},
-    )  # fmt: skip
+        {"event": "sample", "prompt": "p", "answer": "<script>", "reference": "r"},
+        {"event": "end", "seconds": 4.0},
+    )
     history = History(path)
     history.refresh()
     assert history.settings["max_steps"] == 100 and history.first_plan["peak_bytes"] == 9
@@ -82,8 +93,9 @@ def test_all_that_is_not_drawn(tmp_path: Path) -> None:
 def test_a_window_shows_each_step_at_its_time_with_evaluations_and_peaks(tmp_path: Path) -> None:
     found = [step(n, float(n)) for n in range(1, 5000)]
     found[3000:3000] = [
-        {"event": "eval", "step": 3000, "loss": 3.5}, {"event": "memory", "step": 3000, "phase": "evaluation", "anon_bytes": 9000},
-    ]  # fmt: skip
+        {"event": "eval", "step": 3000, "loss": 3.5},
+        {"event": "memory", "step": 3000, "phase": "evaluation", "anon_bytes": 9000},
+    ]
     history = History(write(folders(tmp_path), "one", *found))
     while history.refresh(20_000):  # a long file in pieces
         pass

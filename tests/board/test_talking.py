@@ -1,4 +1,6 @@
-"""A model is kept while it is asked, two at a time, and none is ended in an answer. The program is a small stand-in for `serve`."""
+"""A model is kept while it is asked, two at a time, and none is ended in an answer. The program is a small stand-in for
+`serve`.
+"""
 
 from __future__ import annotations
 

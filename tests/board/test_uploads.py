@@ -1,4 +1,6 @@
-"""Files that are sent to the page: which are taken, how much of a disk they may fill, and that none replaces another."""
+"""Files that are sent to the page: which are taken, how much of a disk they may fill, and that none replaces
+another.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What llama.cpp computes of a GGUF, in plain torch: the graph of its src/models/t5.cpp, over tensors and metadata of the file.
+"""What llama.cpp computes of a GGUF, in plain torch: the graph of its src/models/t5.cpp, over tensors and metadata of
+the file.
 
 Written from that source alone, without this program's model: queries are not scaled, nor is the decoder's output.
 """

@@ -107,13 +107,16 @@ def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 
 
-@pytest.mark.parametrize("content, found", [
-    ({"num_beams": 3, "early_stopping": True}, {"num_beams": 3, "early_stopping": "True"}),
-    ({"max_length": 200, "min_length": 30}, {"max_new_tokens": 199, "min_new_tokens": 29}),
-    ({"do_sample": True, "temperature": 0.7, "top_k": 0, "min_p": 0.0}, {**DRAWN, "temperature": 0.7, "top_k": 0}),
-    ({"do_sample": False, "temperature": 0.7, "top_k": 50, "min_p": 0.1}, {}),
-    ({"eos_token_id": [1], "decoder_start_token_id": 0, "pad_token_id": 5, "use_cache": True}, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, found",
+    [
+        ({"num_beams": 3, "early_stopping": True}, {"num_beams": 3, "early_stopping": "True"}),
+        ({"max_length": 200, "min_length": 30}, {"max_new_tokens": 199, "min_new_tokens": 29}),
+        ({"do_sample": True, "temperature": 0.7, "top_k": 0, "min_p": 0.0}, {**DRAWN, "temperature": 0.7, "top_k": 0}),
+        ({"do_sample": False, "temperature": 0.7, "top_k": 50, "min_p": 0.1}, {}),
+        ({"eos_token_id": [1], "decoder_start_token_id": 0, "pad_token_id": 5, "use_cache": True}, {}),
+    ],
+)
 @pytest.mark.parametrize("file", [GENERATION_FILE, "config.json"])
 def test_published_files(tmp_path: Path, file: str, content: dict[str, Any], found: dict[str, Any]) -> None:
     """Settings of config.json count where there is no other file; 20 is what its first versions held by default."""
@@ -126,10 +129,16 @@ def test_published_files(tmp_path: Path, file: str, content: dict[str, Any], fou
         assert answers_by(tmp_path) == ({}, [])
 
 
-@pytest.mark.parametrize("text, words", [
-    ("{", "cannot be read"), ('{"num_beams": "many"}', "num_beams"), ('{"eos_token_id": 9}', "config.json"),
-    ('{"bad_words_ids": [[5]]}', "bad_words_ids"), ('{"do_sample": true, "num_beams": 4}', "num_beams"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{", "cannot be read"),
+        ('{"num_beams": "many"}', "num_beams"),
+        ('{"eos_token_id": 9}', "config.json"),
+        ('{"bad_words_ids": [[5]]}', "bad_words_ids"),
+        ('{"do_sample": true, "num_beams": 4}', "num_beams"),
+    ],
+)
 def test_what_nobody_can_write_by_is_refused(folder: Path, tmp_path: Path, text: str, words: str) -> None:
     """Where answers are written; what is finetuned from it answers without."""
     (folder / GENERATION_FILE).write_text(text)
@@ -146,23 +155,32 @@ def test_a_flag_stands_over_what_cannot_be_done_and_unknown_keys_are_mentioned(
     )
     config = with_answers_of(settings(num_beams=2), SavedModel.read(folder))
     assert how(config, ("num_beams", "no_repeat_ngram_size", "temperature")) == {
-        "num_beams": 2, "no_repeat_ngram_size": 3, "temperature": 0.0,
-    }  # fmt: skip
+        "num_beams": 2,
+        "no_repeat_ngram_size": 3,
+        "temperature": 0.0,
+    }
     told = capsys.readouterr().err
     assert "generation_config.json: novel: unknown, ignored" in told
     greedy = with_answers_of(settings(num_beams=1, temperature=0), SavedModel.read(folder))
     assert how(greedy, ("temperature", "top_k", "no_repeat_ngram_size")) == {
-        "temperature": 0.0, "top_k": 0, "no_repeat_ngram_size": 3,
-    }  # fmt: skip
+        "temperature": 0.0,
+        "top_k": 0,
+        "no_repeat_ngram_size": 3,
+    }
 
 
 def test_what_is_finetuned_answers_as_its_base(folder: Path, tmp_path: Path) -> None:
     keep_answers(folder, SEARCH)
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "response": "b"}\n' * 4)
     flags = {
-        "is_finetune": True, "finetune_from": folder, "train_file": tmp_path / "pairs.jsonl", "cache_dir": tmp_path / "cache",
-        "output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "run_name": "r",
-    }  # fmt: skip
+        "is_finetune": True,
+        "finetune_from": folder,
+        "train_file": tmp_path / "pairs.jsonl",
+        "cache_dir": tmp_path / "cache",
+        "output_dir": tmp_path / "runs",
+        "log_dir": tmp_path / "logs",
+        "run_name": "r",
+    }
     assert how(begun(**flags)) == KEPT
     assert how(begun(**flags, num_beams=1, lora_rank=2)) == {**KEPT, "num_beams": 1}
 
@@ -177,11 +195,26 @@ def test_a_run_keeps_the_longest_answer_of_its_rows_or_of_its_base(folder: Path,
         rows = ({"prompt": f"say {n}", "response": "x" * n} for n in (3, 7, length) for _ in range(4))
         (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         shape = {name: value for name, value in SMALL.items() if not name.startswith(("d_", "num_", "vocab"))}
-        LowMemTrainer(settings("train", **{
-            **shape, "is_finetune": True, "finetune_from": base, "train_file": tmp_path / "pairs.jsonl", "max_steps": 2,
-            "cache_dir": tmp_path / "cache", "output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "run_name": name,
-            "validation_file": tmp_path / "pairs.jsonl", "max_target_len": 256, "num_threads": 1, **flags,
-        })).train()  # fmt: skip
+        LowMemTrainer(
+            settings(
+                "train",
+                **{
+                    **shape,
+                    "is_finetune": True,
+                    "finetune_from": base,
+                    "train_file": tmp_path / "pairs.jsonl",
+                    "max_steps": 2,
+                    "cache_dir": tmp_path / "cache",
+                    "output_dir": tmp_path / "runs",
+                    "log_dir": tmp_path / "logs",
+                    "run_name": name,
+                    "validation_file": tmp_path / "pairs.jsonl",
+                    "max_target_len": 256,
+                    "num_threads": 1,
+                    **flags,
+                },
+            )
+        ).train()
         assert answers_by(tmp_path / "runs" / name)[0]["max_new_tokens"] == kept
 
 

@@ -183,9 +183,14 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf8"}
 
 def test_piped_questions_are_answered_and_nothing_else_is_printed(folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        command(folder), input="hello\n河水\n/exit\n", capture_output=True, text=True, encoding="utf8",
-        env=ENVIRONMENT, cwd=tmp_path,
-    )  # fmt: skip
+        command(folder),
+        input="hello\n河水\n/exit\n",
+        capture_output=True,
+        text=True,
+        encoding="utf8",
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0 and done.stderr == "the answer was cut at --max_new_tokens=5\n" * 2
     config = load("chat", {"model": str(folder), "max_new_tokens": "5"})
     trained = load_model(config, find_model(config))
@@ -198,8 +203,16 @@ def test_piped_questions_are_answered_and_nothing_else_is_printed(folder: Path, 
 def test_a_terminal(folder: Path, tmp_path: Path) -> None:
     """The prompt, a command, Ctrl-C at the prompt, and Ctrl-D."""
     near, far = pytest.importorskip("pty").openpty()
-    process = subprocess.Popen(command(folder), stdin=far, stdout=far, stderr=far, env=ENVIRONMENT, cwd=tmp_path,
-                               start_new_session=True, preexec_fn=_take_terminal(far))  # fmt: skip
+    process = subprocess.Popen(
+        command(folder),
+        stdin=far,
+        stdout=far,
+        stderr=far,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        start_new_session=True,
+        preexec_fn=_take_terminal(far),
+    )
     os.close(far)
     seen = _until(near, "> ")
     assert "Ctrl-D quits" in seen
@@ -278,8 +291,11 @@ def test_adapters_are_changed_by_a_command(folder: Path, tmp_path: Path) -> None
     assert "c, is not loaded; there are: a, b" in session.command("/adapter c")
     assert "no adapters were loaded" in Session(Parrot()).command("/adapter a")
     for command_name, do in (("generate", generate), ("evaluate", evaluate)):
-        several = load(command_name, {name: flags[name] for name in ("model", "adapter")} | (
-            {"input": "x"} if command_name == "generate" else {}))  # fmt: skip
+        several = load(
+            command_name,
+            {name: flags[name] for name in ("model", "adapter")}
+            | ({"input": "x"} if command_name == "generate" else {}),
+        )
         with pytest.raises(UserError, match="only one can be on here"):
             do(several)
 

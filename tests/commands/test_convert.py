@@ -204,9 +204,17 @@ def test_ctranslate2_converts_and_runs_our_folders(family: str, dtype: str, tmp_
 
     gated = family != "relu"
     shape = T5ModelConfig(
-        vocab_size=384, d_model=32, d_kv=16, d_ff=64, num_heads=2, num_layers=2, num_decoder_layers=2,
-        feed_forward_proj=family, tie_word_embeddings=not gated, scale_decoder_outputs=not gated,
-    )  # fmt: skip
+        vocab_size=384,
+        d_model=32,
+        d_kv=16,
+        d_ff=64,
+        num_heads=2,
+        num_layers=2,
+        num_decoder_layers=2,
+        feed_forward_proj=family,
+        tie_word_embeddings=not gated,
+        scale_decoder_outputs=not gated,
+    )
     model = T5(shape).initialise(3)
     for weight in (model.decoder.blocks[0].feed_forward.wo.weight, model.decoder.blocks[1].attention.o.weight):
         weight.data.mul_(4.0)  # so that the answers are more than one token over and over

@@ -216,9 +216,16 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
         return generate_metrics(
-            lambda inputs: [[ids] for ids in trained.writer(config.changed(max_new_tokens=9)).answers(inputs)], loader, trained.tokenizer,
-            GenerateConfig(max_new_tokens=9), group, rows=5, batch_size=2, names=names, shown=9,
-        )[:2]  # fmt: skip
+            lambda inputs: [[ids] for ids in trained.writer(config.changed(max_new_tokens=9)).answers(inputs)],
+            loader,
+            trained.tokenizer,
+            GenerateConfig(max_new_tokens=9),
+            group,
+            rows=5,
+            batch_size=2,
+            names=names,
+            shown=9,
+        )[:2]
 
     whole, samples = score(Group())
     ranks = [Rank(0), Rank(1)]

@@ -35,9 +35,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(model: Path, rows: Path, output: Path, **flags: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
     asked = {
-        "model": model, "validation_file": rows, "output": output, "mixed_precision": "no", "eval_batch_size_per_gpu": 3,
-        "cache_dir": output.parent / "cache", **flags,
-    }  # fmt: skip
+        "model": model,
+        "validation_file": rows,
+        "output": output,
+        "mixed_precision": "no",
+        "eval_batch_size_per_gpu": 3,
+        "cache_dir": output.parent / "cache",
+        **flags,
+    }
     result = evaluate(load("evaluate", {name: str(value) for name, value in asked.items()}))
     return result.metrics, [json.loads(line) for line in output.read_text(encoding="utf8").splitlines()]
 

@@ -40,9 +40,15 @@ def tokenizers() -> dict[str, Tokenizer]:
 def saved(folder: Path, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32, **fields: Any) -> tuple[Path, T5]:
     """A small model that looks at distances and at its source, and a tokenizer beside it."""
     shape = T5ModelConfig(
-        vocab_size=tokenizer.size + 8, d_model=32, d_kv=16, d_ff=64, num_heads=2, num_layers=2, num_decoder_layers=3,
+        vocab_size=tokenizer.size + 8,
+        d_model=32,
+        d_kv=16,
+        d_ff=64,
+        num_heads=2,
+        num_layers=2,
+        num_decoder_layers=3,
         **fields,
-    )  # fmt: skip
+    )
     model = T5(shape, dtype=dtype).initialise(3)
     for name, weight in model.named_parameters():
         if name.endswith("bias.table"):
@@ -145,8 +151,10 @@ def test_ctranslate2_gives_the_same_answers(
     answers = [
         result.hypotheses[0] for result in translator.translate_batch(asked, beam_size=1, max_decoding_length=12)
     ]
-    assert answers == [[names[number] if number < tokenizer.size else f"[PAD{number}]" for number in answer]
-                       for answer in generate(model, rows, max_new_tokens=12)]  # fmt: skip
+    assert answers == [
+        [names[number] if number < tokenizer.size else f"[PAD{number}]" for number in answer]
+        for answer in generate(model, rows, max_new_tokens=12)
+    ]
     code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path / "out")
     names_of_card: dict[str, Any] = {}

@@ -294,8 +294,16 @@ def test_what_does_not_fit_is_refused_before_loading(
 ) -> None:
     source = write_prompts(tmp_path / "p.jsonl")
     with pytest.raises(DoesNotFit, match=r"does not hold .* try .*--generate_batch_size=50000"):
-        generate(settings(folder, input=source, output=tmp_path / "a.jsonl", generate_batch_size=100000,
-                          max_seq_len=65536, max_new_tokens=65536))  # fmt: skip
+        generate(
+            settings(
+                folder,
+                input=source,
+                output=tmp_path / "a.jsonl",
+                generate_batch_size=100000,
+                max_seq_len=65536,
+                max_new_tokens=65536,
+            )
+        )
     monkeypatch.setattr(hf_format, "load", lambda *a, **b: pytest.fail("was loaded"))
     with pytest.raises(DoesNotFit, match=r"--memory_budget = 1.0 MiB, does not hold the model's"):
         generate(settings(folder, input=source, output=tmp_path / "b.jsonl", memory_budget="1M"))
@@ -337,9 +345,14 @@ def test_who_takes_more_than_the_budget_says_so(
     ],
 )
 def test_products_in_another_dtype_than_asked_for_are_told_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    fast: list[torch.dtype], asked: str, told: str, storage: torch.dtype,
-) -> None:  # fmt: skip
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fast: list[torch.dtype],
+    asked: str,
+    told: str,
+    storage: torch.dtype,
+) -> None:
     monkeypatch.setattr(CpuDevice, "fast_dtypes", lambda self: tuple(fast))
     config = settings(folder, input="x", mixed_precision=asked)
     generate(config)
@@ -427,7 +440,9 @@ def test_what_answers_loads_no_trainer() -> None:
 
 
 def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a text file, of a data file's column, and of the model's own folder; with the best few and their log-probabilities."""
+    """Of a text file, of a data file's column, and of the model's own folder; with the best few and their
+    log-probabilities.
+    """
     answers = ["red", "a longer answer", "re", "blue", "蓝"]
     listed, table = tmp_path / "answers.txt", tmp_path / "answers.csv"
     listed.write_text("\n".join([*answers, "", "red "]) + "\n", encoding="utf8")

@@ -60,9 +60,12 @@ def test_answers_are_what_evaluate_predicts(tmp_path: Path) -> None:
     rows = [{"text": text, "label": len(text)} for text in TEXTS if text]
     numbers = [row["number"] for row in answers(tmp_path, folder, rows)]
     asked = {
-        "model": folder, "validation_file": tmp_path / "texts.jsonl", "output": tmp_path / "out.jsonl",
-        "mixed_precision": "no", "cache_dir": tmp_path / "cache",
-    }  # fmt: skip
+        "model": folder,
+        "validation_file": tmp_path / "texts.jsonl",
+        "output": tmp_path / "out.jsonl",
+        "mixed_precision": "no",
+        "cache_dir": tmp_path / "cache",
+    }
     evaluate(load("evaluate", {name: str(value) for name, value in asked.items()}))
     predicted = [json.loads(line)["prediction"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert numbers == pytest.approx(predicted, rel=1e-5)

@@ -60,7 +60,9 @@ COMMANDS = {
 def test_an_output_that_somebody_writes_is_refused_at_once(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the name it is called by, and before the model, which is not there, is looked for; the lock leaves nothing."""
+    """Whatever the name it is called by, and before the model, which is not there, is looked for; the lock leaves
+    nothing.
+    """
     monkeypatch.chdir(tmp_path)
     config = load(command, {"model": "none", "output": f"{tmp_path}/a/../out/x.npz"})
     with held_output(Path("out/x.npz")), pytest.raises(UserError, match=r"--output = .*x.npz, is in use"):

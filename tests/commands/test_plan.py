@@ -54,9 +54,12 @@ def test_rows_that_are_prepared_count_with_their_lengths(tmp_path: Path, capsys:
     lines = [json.dumps({"prompt": "p" * 10, "response": "r" * 10}) for _ in range(200)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     flags = {
-        "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 512, "cache_dir": tmp_path / "c",
+        "train_file": tmp_path / "rows.jsonl",
+        "tokenizer_type": "byte",
+        "max_seq_len": 512,
+        "cache_dir": tmp_path / "c",
         "objective": "pairs",
-    }  # fmt: skip
+    }
     guessed = told(capsys, **flags)["plan"]
     assert guessed["seconds_total"] > 0 and "time: for about 199 rows" in guessed["reasons"][-1]
     assert not (tmp_path / "c").exists(), "nothing is prepared by asking"
@@ -75,8 +78,13 @@ def test_rows_that_are_prepared_count_with_their_lengths(tmp_path: Path, capsys:
 def test_a_list_of_answers_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "p", "response": "7"}\n' * 20)
     (tmp_path / "answers.txt").write_text("".join(f"{number * number}\n" for number in range(20_000)))
-    flags = {"train_file": tmp_path / "rows.jsonl", "is_finetune": True, "finetune_from": "none", "tokenizer_type": "byte",
-             "cache_dir": tmp_path / "c"}  # fmt: skip
+    flags = {
+        "train_file": tmp_path / "rows.jsonl",
+        "is_finetune": True,
+        "finetune_from": "none",
+        "tokenizer_type": "byte",
+        "cache_dir": tmp_path / "c",
+    }
     without, listed = told(capsys, **flags), told(capsys, **flags, answers=tmp_path / "answers.txt")
     more = listed["plan"]["components"]["base"] - without["plan"]["components"]["base"]
     config = load("train", {name: str(value) for name, value in flags.items()})
@@ -110,13 +118,21 @@ def test_what_a_run_refuses_is_not_planned(tmp_path: Path, flags: dict[str, obje
 
 
 def test_a_sample_is_told_and_so_is_what_it_may_miss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Short rows fit where rows as long as the settings allow do not; what does not fit by the sample is refused with a word on it."""
+    """Short rows fit where rows as long as the settings allow do not; what does not fit by the sample is refused with a
+    word on it.
+    """
     rows = [json.dumps({"prompt": "what is 2 plus 2?", "response": "4"}) for _ in range(200)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     flags = {
-        "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 4096, "cache_dir": tmp_path / "c",
-        "is_finetune": True, "finetune_from": "none", "memory_budget": "512M", "effective_batch_size": 16,
-    }  # fmt: skip
+        "train_file": tmp_path / "rows.jsonl",
+        "tokenizer_type": "byte",
+        "max_seq_len": 4096,
+        "cache_dir": tmp_path / "c",
+        "is_finetune": True,
+        "finetune_from": "none",
+        "memory_budget": "512M",
+        "effective_batch_size": 16,
+    }
     found = told(capsys, **flags, memory_mode="standard")
     (line,) = [reason for reason in found["plan"]["reasons"] if "if all rows were" in reason]
     assert line.startswith("it fits with these lengths") and found["plan"]["peak_bytes"] < 512 * 2**20

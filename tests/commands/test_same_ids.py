@@ -44,9 +44,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose tokenizer is a SentencePiece model with sentinels, line ends, braces and a special token added."""
     folder, out = tmp_path_factory.mktemp("model"), io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["rain and snow, a strike of old and new: run wet cold, so plain it is"] * 20), vocab_size=80,
-        model_writer=out, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(["rain and snow, a strike of old and new: run wet cold, so plain it is"] * 20),
+        vocab_size=80,
+        model_writer=out,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     save_trained(folder, shape=replace(SHAPE, vocab_size=256))
     (folder / "tokenizer.json").unlink()
     (folder / "spiece.model").write_bytes(out.getvalue())
@@ -90,10 +97,23 @@ def test_every_command_makes_the_same_ids(
     template = {"prompt_template": "chat"} if with_template else {}
     seen: dict[str, list[list[int]]] = {"evaluate": [], "generate": [], "chat": [], "serve": []}
     data = {"tokenizer_dir": folder, "validation_file": "none", **template}
-    trained = settings("train", folder, tmp_path, train_file=folder / "pairs.jsonl", is_finetune=True, **{**data, "validation_file": folder / "pairs.jsonl"})  # fmt: skip
+    trained = settings(
+        "train",
+        folder,
+        tmp_path,
+        train_file=folder / "pairs.jsonl",
+        is_finetune=True,
+        **{**data, "validation_file": folder / "pairs.jsonl"},
+    )
     prepared = prepare(trained)
     prompts, answers = rows_of(loader_of(prepared.train_dir, prepared.objective, trained, False))
-    preferred = settings("dpo", folder, tmp_path, train_file=folder / "preferences.jsonl", **{**data, "validation_file": folder / "preferences.jsonl"})  # fmt: skip
+    preferred = settings(
+        "dpo",
+        folder,
+        tmp_path,
+        train_file=folder / "preferences.jsonl",
+        **{**data, "validation_file": folder / "preferences.jsonl"},
+    )
     of_preferences = prepare(preferred)
     dpo_prompts, dpo_answers = rows_of(loader_of(of_preferences.train_dir, of_preferences.objective, preferred, False))
     assert (sorted(dpo_prompts), sorted(dpo_answers)) == (sorted(prompts), sorted(answers))

@@ -54,10 +54,11 @@ def test_an_error_of_the_user_keeps_its_kind_and_its_problems(kind: type[UserErr
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the system")
 def test_limits_of_memory_and_time() -> None:
     for reason, function, arguments, limits in (
-        (MEMORY, hold, (2**31,), {"max_bytes": 2**28}), (MEMORY, hold_within, (2**29, 2**28), {}),
+        (MEMORY, hold, (2**31,), {"max_bytes": 2**28}),
+        (MEMORY, hold_within, (2**29, 2**28), {}),
         (TIME, compute, (), {"max_cpu": 1}),
         (FAILED, os._exit, (3,), {}),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ChildDied) as caught:
             call(function, *arguments, **limits)  # type: ignore[arg-type]
         assert caught.value.reason == reason
@@ -74,7 +75,8 @@ def test_a_worker_is_made_once_and_asked_often() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_a_child_ends_with_its_parent_however_that_ends() -> None:
     code = (
-        "import os; from common import child_process; w = child_process.Worker(os.path.join); print(w._process.pid, flush=True); w._process.wait()"
+        "import os; from common import child_process; w = child_process.Worker(os.path.join); "
+        "print(w._process.pid, flush=True); w._process.wait()"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -1,4 +1,6 @@
-"""Ctrl-C at any moment is one line and exit code 130: while modules are imported, where nobody can catch it, at the end."""
+"""Ctrl-C at any moment is one line and exit code 130: while modules are imported, where nobody can catch it, at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,14 @@ SIGNAL = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
 MOMENTS = {
     "the first imports": ("difflib", SIGNAL),
     "torch": ("torch", SIGNAL),
-    "torch, made an error of another kind": ("torch", f"try:\n    {SIGNAL.splitlines()[0]}\n    {SIGNAL.splitlines()[1]}\nexcept KeyboardInterrupt:\n    raise ImportError('numpy')"),
+    "torch, made an error of another kind": (
+        "torch",
+        f"try:\n    {SIGNAL.splitlines()[0]}\n    {SIGNAL.splitlines()[1]}\nexcept KeyboardInterrupt:\n    raise "
+        f"ImportError('numpy')",
+    ),
     "where nobody catches": ("torch", "class Lock:\n    def __del__(self):\n        raise KeyboardInterrupt\nLock()"),
     "after the end": ("torch", f"import atexit\natexit.register(exec, {SIGNAL!r}, {{}})\nraise SystemExit(0)"),
-}  # fmt: skip
+}
 
 
 def interrupted(folder: Path, module: str, code: str, **variables: str) -> subprocess.CompletedProcess[str]:

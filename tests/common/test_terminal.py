@@ -13,7 +13,10 @@ from common.terminal import paragraphs, width
 
 ROOT = Path(__file__).resolve().parents[2]
 FETCH = "`hf download google/flan-t5-small --local-dir models/flan-t5-small`"
-PROBLEM = f"  --finetune_from = nowhere, no such folder; give a folder with a model, such as {FETCH} fetches\n  python train_low_mem.py train --is_keep_training=True --run_name=one"
+PROBLEM = (
+    f"  --finetune_from = nowhere, no such folder; give a folder with a model, such as {FETCH} fetches\n  python "
+    f"train_low_mem.py train --is_keep_training=True --run_name=one"
+)
 
 
 @pytest.mark.parametrize("room", [30, 100])

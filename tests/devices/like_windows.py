@@ -1,7 +1,8 @@
 """Make this interpreter lack what Windows lacks, before anything of the program is imported.
 
-Modules of POSIX cannot be imported, functions of `os` and signals are absent, there is no /proc and no /sys, the process has
-no C library to load, and `sys.platform` says win32. What remains of Linux is the file system, so paths work.
+Modules of POSIX cannot be imported, functions of `os` and signals are absent, there is no /proc and no /sys, the
+process has no C library to load, and `sys.platform` says win32. What remains of Linux is the file system, so paths
+work.
 """
 
 from __future__ import annotations
@@ -29,16 +30,60 @@ import psutil
 
 # other people's code has its own ways on Windows, which need Windows: it is imported as what it is
 LIBRARIES = (
-    "numpy", "torch", "torch.distributed", "pyarrow", "pyarrow.parquet", "pyarrow.csv", "pyarrow.json", "pyarrow.fs", "pyarrow.dataset",
-    "tokenizers", "safetensors.torch", "accelerate", "loguru", "rich.live", "rich.table", "rich.progress_bar", "filelock", "fire", "yaml",
-)  # fmt: skip
+    "numpy",
+    "torch",
+    "torch.distributed",
+    "pyarrow",
+    "pyarrow.parquet",
+    "pyarrow.csv",
+    "pyarrow.json",
+    "pyarrow.fs",
+    "pyarrow.dataset",
+    "tokenizers",
+    "safetensors.torch",
+    "accelerate",
+    "loguru",
+    "rich.live",
+    "rich.table",
+    "rich.progress_bar",
+    "filelock",
+    "fire",
+    "yaml",
+)
 MODULES = ("resource", "fcntl", "termios", "pwd", "grp", "syslog", "pty", "tty", "readline")
 # a fork through subprocess stays possible: Windows starts processes in its own way
 FUNCTIONS = (
-    "fork", "forkpty", "sysconf", "sched_getaffinity", "sched_setaffinity", "posix_fadvise", "posix_fallocate", "killpg", "setsid",
-    "getpgid", "setpgid", "getuid", "geteuid", "getgid", "getloadavg", "mkfifo", "nice", "uname", "register_at_fork",
-    "fchmod", "fchown", "chown", "sync", "wait3", "wait4", "pread", "pwrite", "getresuid", "O_DIRECTORY", "O_CLOEXEC",
-)  # fmt: skip
+    "fork",
+    "forkpty",
+    "sysconf",
+    "sched_getaffinity",
+    "sched_setaffinity",
+    "posix_fadvise",
+    "posix_fallocate",
+    "killpg",
+    "setsid",
+    "getpgid",
+    "setpgid",
+    "getuid",
+    "geteuid",
+    "getgid",
+    "getloadavg",
+    "mkfifo",
+    "nice",
+    "uname",
+    "register_at_fork",
+    "fchmod",
+    "fchown",
+    "chown",
+    "sync",
+    "wait3",
+    "wait4",
+    "pread",
+    "pwrite",
+    "getresuid",
+    "O_DIRECTORY",
+    "O_CLOEXEC",
+)
 SIGNALS = (
     "SIGKILL",
     "SIGHUP",

@@ -37,11 +37,18 @@ BUDGET = Budget(GIB, GIB, GIB, (), "flag", 0)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
     """A GPU of 8 GiB: 5 free, 2 held by us of which 1.5 in tensors, 1 by others."""
     answers = {
-        "set_device": None, "memory_reserved": 2 * GIB, "memory_allocated": 3 * GIB // 2, "max_memory_reserved": 3 * GIB,
-        "mem_get_info": (5 * GIB, 8 * GIB), "get_device_name": "NVIDIA Test", "is_available": True, "device_count": 2, "get_device_capability": (8, 6),
+        "set_device": None,
+        "memory_reserved": 2 * GIB,
+        "memory_allocated": 3 * GIB // 2,
+        "max_memory_reserved": 3 * GIB,
+        "mem_get_info": (5 * GIB, 8 * GIB),
+        "get_device_name": "NVIDIA Test",
+        "is_available": True,
+        "device_count": 2,
+        "get_device_capability": (8, 6),
         "get_arch_list": ["sm_75", "sm_80", "sm_90a", "compute_120"],
         "get_device_properties": SimpleNamespace(multi_processor_count=100),
-    }  # fmt: skip
+    }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
@@ -115,7 +122,10 @@ def test_a_gpu_that_others_hold_is_told(gpu: CudaDevice, monkeypatch: pytest.Mon
         devices.pick("auto", 1)
 
 
-@pytest.mark.parametrize(("kind", "built", "expected"), [("apple_silicon", True, "mps"), ("apple_silicon", False, "cpu"), ("intel", True, "cpu"), ("rosetta", True, "cpu")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "built", "expected"),
+    [("apple_silicon", True, "mps"), ("apple_silicon", False, "cpu"), ("intel", True, "cpu"), ("rosetta", True, "cpu")],
+)
 def test_mps_is_taken_where_the_hardware_has_it_whatever_torch_claims(
     monkeypatch: pytest.MonkeyPatch, kind: str, built: bool, expected: str
 ) -> None:
@@ -195,8 +205,12 @@ HOST_WORDS = {"cpu", "windows", "c++", "python", "arrow", "system", "cuda"}  # t
 
 @pytest.mark.parametrize(
     ("kind", "own"),
-    [(CpuDevice, set()), (CudaDevice, {"cuda driver", "cuda segments", "cublas", "cudnn"}), (MpsDevice, {"mps", "mps buffer"})],
-)  # fmt: skip
+    [
+        (CpuDevice, set()),
+        (CudaDevice, {"cuda driver", "cuda segments", "cublas", "cudnn"}),
+        (MpsDevice, {"mps", "mps buffer"}),
+    ],
+)
 def test_each_backend_recognises_its_own_out_of_memory_and_the_hosts(kind: type[Device], own: set[str]) -> None:
     device = kind.__new__(kind)
     assert {name for name, make in OUT_OF_MEMORY.items() if device.is_out_of_memory(make(GIB))} == own | HOST_WORDS
@@ -266,10 +280,13 @@ def test_placing_on_a_gpu_goes_through_pinned_memory_and_waits_for_nothing() -> 
 @pytest.mark.parametrize(
     ("kind", "requested", "dtype", "as_requested"),
     [
-        (AVX512_BF16, "auto", BF16, True), (AVX512_BF16, "no", FP32, True), (AVX512_BF16, "fp16", BF16, False),
-        (AVX2, "auto", FP32, True), (AVX2, "bf16", FP32, False),
+        (AVX512_BF16, "auto", BF16, True),
+        (AVX512_BF16, "no", FP32, True),
+        (AVX512_BF16, "fp16", BF16, False),
+        (AVX2, "auto", FP32, True),
+        (AVX2, "bf16", FP32, False),
     ],
-)  # fmt: skip
+)
 def test_the_class_decides_the_dtype_whatever_is_measured(
     monkeypatch: pytest.MonkeyPatch, kind: Processor, requested: str, dtype: torch.dtype, as_requested: bool
 ) -> None:
@@ -282,14 +299,21 @@ def test_the_class_decides_the_dtype_whatever_is_measured(
 @pytest.mark.parametrize(
     ("name", "capability", "bf16", "fast", "auto"),
     [
-        ("GeForce GTX 1080", (6, 1), False, set(), FP32), ("Tesla T4", (7, 5), False, {"float16"}, FP16),
-        ("GeForce GTX 1660", (7, 5), False, set(), FP32), ("H100", (9, 0), True, {"float16", "bfloat16"}, BF16),
+        ("GeForce GTX 1080", (6, 1), False, set(), FP32),
+        ("Tesla T4", (7, 5), False, {"float16"}, FP16),
+        ("GeForce GTX 1660", (7, 5), False, set(), FP32),
+        ("H100", (9, 0), True, {"float16", "bfloat16"}, BF16),
     ],
-)  # fmt: skip
+)
 def test_the_capability_of_a_card_decides_the_dtype(
-    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int], bf16: bool, fast: set[str],
+    gpu: CudaDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    capability: tuple[int, int],
+    bf16: bool,
+    fast: set[str],
     auto: torch.dtype,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA {name}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
@@ -301,7 +325,10 @@ def test_the_capability_of_a_card_decides_the_dtype(
     assert machine.rate("float32") >= 1e13 and machine.speed_class == "cuda" and machine.measured == ()
 
 
-@pytest.mark.parametrize(("brand", "macos", "expected"), [(b"Apple M2\0", "15.0", FP32), (b"Apple M3\0", "14.0", BF16), (b"Apple M3\0", "13.6", FP32)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("brand", "macos", "expected"),
+    [(b"Apple M2\0", "15.0", FP32), (b"Apple M3\0", "14.0", BF16), (b"Apple M3\0", "13.6", FP32)],
+)
 def test_the_chip_and_the_system_of_a_mac_decide_the_dtype(
     monkeypatch: pytest.MonkeyPatch, brand: bytes, macos: str, expected: torch.dtype
 ) -> None:

@@ -1,4 +1,6 @@
-"""What is known of a machine without torch: its processor, its threads, its file of speeds, its variables, its malloc."""
+"""What is known of a machine without torch: its processor, its threads, its file of speeds, its variables, its
+malloc.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +110,13 @@ def test_speeds_are_kept_by_processor_and_scaled_by_threads(home: Path, monkeypa
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"cpu: a": 3}', '{"cpu: a": {"processor": "a", "threads": 1, "rates": {"float32": NaN}, "date": "", "way": ""}}'],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        '{"cpu: a": 3}',
+        '{"cpu: a": {"processor": "a", "threads": 1, "rates": {"float32": NaN}, "date": "", "way": ""}}',
+    ],
+)
 def test_a_broken_file_is_no_file_and_is_mended(home: Path, text: str) -> None:
     home.parent.mkdir(parents=True)
     home.write_text(text)
@@ -176,8 +183,13 @@ def test_blocks_of_any_length_share_a_range_on_cuda_whatever_torch_calls_that(tm
 
 @pytest.mark.parametrize(
     ("user", "high", "low"),
-    [({HIGH: "0.4"}, "0.4", 0.3), ({LOW: "1.4"}, "1.4", 1.4), ({HIGH: "0.0"}, "0.0", 0.6), ({HIGH: "much"}, "much", 0.6)],
-)  # fmt: skip
+    [
+        ({HIGH: "0.4"}, "0.4", 0.3),
+        ({LOW: "1.4"}, "1.4", 1.4),
+        ({HIGH: "0.0"}, "0.0", 0.6),
+        ({HIGH: "much"}, "much", 0.6),
+    ],
+)
 def test_one_watermark_of_the_user_moves_the_other(tmp_path: Path, user: dict[str, str], high: str, low: float) -> None:
     """torch refuses low above high."""
     got = prepared(tmp_path, "darwin", **user)
@@ -187,8 +199,13 @@ def test_one_watermark_of_the_user_moves_the_other(tmp_path: Path, user: dict[st
 def output_of(program: str, *arguments: str, folder: Path = ROOT, **environ: str) -> list[str]:
     known = {name: value for name, value in os.environ.items() if name not in PRODUCT_CACHES}
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=folder, env={**known, **environ}, capture_output=True, text=True, check=False
-    )  # fmt: skip
+        [sys.executable, "-c", program, *arguments],
+        cwd=folder,
+        env={**known, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout, done.stderr
     return done.stdout.split()
 
@@ -196,9 +213,13 @@ def output_of(program: str, *arguments: str, folder: Path = ROOT, **environ: str
 def test_a_mac_has_them_before_torch_is_imported(tmp_path: Path) -> None:
     """From the command line, on a platform that says it is a Mac, with a torch that prints what it finds."""
     (tmp_path / "torch.py").write_text(
-        f"import os\nprint(os.environ.get('{HIGH}'), os.environ['PYTORCH_ENABLE_MPS_FALLBACK'], flush=True)\nos._exit(0)\n"
+        f"import os\nprint(os.environ.get('{HIGH}'), os.environ['PYTORCH_ENABLE_MPS_FALLBACK'], "
+        f"flush=True)\nos._exit(0)\n"
     )
-    program = "import sys, psutil, sysconfig; sysconfig.get_config_vars(); sys.platform = 'darwin'; import train_low_mem; train_low_mem.main(sys.argv[1:])"
+    program = (
+        "import sys, psutil, sysconfig; sysconfig.get_config_vars(); sys.platform = 'darwin'; import "
+        "train_low_mem; train_low_mem.main(sys.argv[1:])"
+    )
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     (tmp_path / "text.txt").write_text("a few words\n\n" * 200)
     words = ("train", "--train_file=text.txt", "--tokenizer_type=byte", "--max_steps=1")

@@ -1,7 +1,7 @@
 """A device computes what the CPU computes with plain fp32 products: `pytest -m cuda`, or `-m mps` on a Mac.
 
-The CPU itself, with its compiled kernels, is a device here too (`-m slow`), so that all of this runs everywhere. Tolerances
-are those of another order of summation.
+The CPU itself, with its compiled kernels, is a device here too (`-m slow`), so that all of this runs everywhere.
+Tolerances are those of another order of summation.
 """
 
 from __future__ import annotations

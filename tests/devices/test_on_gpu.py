@@ -276,10 +276,21 @@ def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, li
 
 
 SMALL = (
-    "--d_model=256", "--d_kv=32", "--d_ff=1024", "--num_heads=8", "--num_layers=2", "--num_decoder_layers=2", "--vocab_size=1024",
-    "--max_seq_len=128", "--max_steps=12", "--effective_batch_size=8", "--eval_steps=6", "--save_steps=6", "--sample_rows=1",
+    "--d_model=256",
+    "--d_kv=32",
+    "--d_ff=1024",
+    "--num_heads=8",
+    "--num_layers=2",
+    "--num_decoder_layers=2",
+    "--vocab_size=1024",
+    "--max_seq_len=128",
+    "--max_steps=12",
+    "--effective_batch_size=8",
+    "--eval_steps=6",
+    "--save_steps=6",
+    "--sample_rows=1",
     "--seed=3",
-)  # fmt: skip
+)
 
 
 def trained(folder: Path, name: str, *flags: str) -> tuple[dict[int, float], dict[str, Any], Place]:

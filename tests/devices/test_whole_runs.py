@@ -1,4 +1,6 @@
-"""A run on a small GPU that is not there: it plans for the card, and an error in the middle of a step changes no loss."""
+"""A run on a small GPU that is not there: it plans for the card, and an error in the middle of a step changes no
+loss.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,22 @@ with device.watched():
 assert device.used_bytes < 64 * 2**20 and (device.cleanups > 0)
 """
 FLAGS = (
-    "train_file=text.txt", "d_model=32", "d_kv=8", "d_ff=64", "num_heads=4", "num_layers=2", "num_decoder_layers=2",
-    "vocab_size=512", "max_seq_len=32", "max_steps=4", "effective_batch_size=4", "mixed_precision=no", "sample_rows=0",
-    "eval_steps=4", "dropout_rate=0.1",
-)  # fmt: skip
+    "train_file=text.txt",
+    "d_model=32",
+    "d_kv=8",
+    "d_ff=64",
+    "num_heads=4",
+    "num_layers=2",
+    "num_decoder_layers=2",
+    "vocab_size=512",
+    "max_seq_len=32",
+    "max_steps=4",
+    "effective_batch_size=4",
+    "mixed_precision=no",
+    "sample_rows=0",
+    "eval_steps=4",
+    "dropout_rate=0.1",
+)
 
 
 def trained(
@@ -51,8 +65,13 @@ def trained(
     arguments = [flavour, refused_step, *FLAGS, f"run_name={name}", *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def events(folder: Path, name: str, flavour: str = "", refused_step: str = "") -> list[dict[str, Any]]:

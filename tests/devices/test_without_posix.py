@@ -55,16 +55,32 @@ import train_low_mem
 sys.exit(train_low_mem.main(sys.argv[1:]))
 """
 SMALL = (
-    "--d_model=16", "--d_kv=8", "--d_ff=32", "--num_heads=2", "--num_layers=1", "--num_decoder_layers=1", "--vocab_size=400",
-    "--max_seq_len=32", "--max_steps=2", "--effective_batch_size=2", "--mixed_precision=no", "--sample_rows=0", "--device=cpu",
-)  # fmt: skip
+    "--d_model=16",
+    "--d_kv=8",
+    "--d_ff=32",
+    "--num_heads=2",
+    "--num_layers=1",
+    "--num_decoder_layers=1",
+    "--vocab_size=400",
+    "--max_seq_len=32",
+    "--max_steps=2",
+    "--effective_batch_size=2",
+    "--mixed_precision=no",
+    "--sample_rows=0",
+    "--device=cpu",
+)
 
 
 def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     return subprocess.run(
-        [sys.executable, "-c", HEAD + program, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", HEAD + program, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_every_module_is_imported_and_every_figure_has_another_source(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Record the six runs of the world as an earlier version trains them: python -m tests.end_to_end.record CHECKOUT
 
-Folders that users have keep answering: `tests/end_to_end/recorded` holds these runs as that version left them, of `whole` with its
-newest checkpoint. Paths of the machine are taken out.
+Folders that users have keep answering: `tests/end_to_end/recorded` holds these runs as that version left them, of
+`whole` with its newest checkpoint. Paths of the machine are taken out.
 """
 
 from __future__ import annotations

@@ -14,12 +14,17 @@ from typing import Any
 from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Models this small only wait for each other with two threads, above all on a busy machine; what they compute is compared with
-# recorded figures, so it is computed alike on every processor.
+# Models this small only wait for each other with two threads, above all on a busy machine; what they compute is
+# compared with recorded figures, so it is computed alike on every processor.
 ENVIRONMENT = {
-    **os.environ, "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-}  # fmt: skip
+    **os.environ,
+    "PYTHONWARNINGS": "ignore",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_NUM_THREADS": "1",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
 Run = subprocess.CompletedProcess[str]
 ENGLISH = "the river runs under a stone bridge where small boats wait for morning light and people talk of rain"
 WORDS = ENGLISH.split()
@@ -70,8 +75,12 @@ class Place:
         lines = []
         with subprocess.Popen(
             [sys.executable, *self.command(name, "--log_steps=1", *flags)],
-            cwd=self.folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        ) as process:  # fmt: skip
+            cwd=self.folder,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 lines.append(line)

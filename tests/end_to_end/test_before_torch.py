@@ -1,4 +1,6 @@
-"""Rows are prepared while no process of a run has torch: whoever imports it here ends at once, with an exit code of its own."""
+"""Rows are prepared while no process of a run has torch: whoever imports it here ends at once, with an exit code of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ def alone(world: World, tmp_path: Path) -> Place:
 def until_torch(place: Place, name: str, *flags: str) -> Run:
     """Run a command until a process of it, whichever, imports torch."""
     return subprocess.run(
-        [sys.executable, *place.command(name, *flags)], cwd=place.folder, capture_output=True, text=True,
+        [sys.executable, *place.command(name, *flags)],
+        cwd=place.folder,
+        capture_output=True,
+        text=True,
         env={**ENVIRONMENT, "PYTHONPATH": str(place.folder / "stub")},
-    )  # fmt: skip
+    )
 
 
 def prepared(place: Place) -> list[Path]:
@@ -61,9 +66,12 @@ def test_going_on_is_settled_before_torch(alone: Place, pretrained: World) -> No
     place = Place(pretrained.place.folder, alone.cache)
     flags = (*place.flags(), "--is_keep_training=True", "--run_name=whole")
     done = subprocess.run(
-        [sys.executable, *place.command("train", *flags)], cwd=place.folder, capture_output=True, text=True,
+        [sys.executable, *place.command("train", *flags)],
+        cwd=place.folder,
+        capture_output=True,
+        text=True,
         env={**ENVIRONMENT, "PYTHONPATH": str(alone.folder / "stub")},
-    )  # fmt: skip
+    )
     assert done.returncode == REACHED and len(prepared(alone)) == 1, done.stderr
     assert not (place.runs / "whole" / "owner.json").exists()
 

@@ -11,10 +11,20 @@ from tests.end_to_end.running import Place, write_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # The compiler works on one core.
 FLAGS = (
-    "--device=cpu", "--compiled_kernels=False", "--mixed_precision=no", "--model_preset=tiny", "--max_steps=6", "--log_steps=1",
-    "--eval_steps=3", "--save_steps=3", "--effective_batch_size=8", "--sample_rows=1", "--num_threads=1", "--probe=False",
+    "--device=cpu",
+    "--compiled_kernels=False",
+    "--mixed_precision=no",
+    "--model_preset=tiny",
+    "--max_steps=6",
+    "--log_steps=1",
+    "--eval_steps=3",
+    "--save_steps=3",
+    "--effective_batch_size=8",
+    "--sample_rows=1",
+    "--num_threads=1",
+    "--probe=False",
     "--dropout_rate=0",
-)  # fmt: skip
+)
 
 
 def test_a_run_has_the_losses_of_one_that_compiles_nothing_and_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A disk that is full, over its quota, read-only, broken or no longer there: told, nothing lost, and on with room again."""
+"""A disk that is full, over its quota, read-only, broken or no longer there: told, nothing lost, and on with room
+again.
+"""
 
 from __future__ import annotations
 
@@ -100,8 +102,12 @@ def test_a_disk_that_is_no_longer_mounted(pretrained: World, small_disk: Path, t
     flags = (*pretrained.train_flags, "--run_name=r", "--is_keep_training=auto", "--log_steps=1")
     with subprocess.Popen(
         [sys.executable, *place.command("train", *flags, f"--output_dir={seen}")],
-        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as run:  # fmt: skip
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
         assert run.stdout is not None and run.stderr is not None
         for line in run.stdout:
             if line.split("/")[0].split() == ["step", "7"]:

@@ -1,4 +1,6 @@
-"""`config.py` edited as guides print it, in a copy of the program: plan, training and finetuning use the edited values."""
+"""`config.py` edited as guides print it, in a copy of the program: plan, training and finetuning use the edited
+values.
+"""
 
 from __future__ import annotations
 

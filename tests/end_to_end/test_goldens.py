@@ -12,8 +12,8 @@ from tests.end_to_end.world import World
 RECORDED = json.loads(goldens.FILE.read_text("utf8"))
 
 
-# Sums of another order change the pretraining runs by 4e-6. Finetuning begins where they ended and takes steps so large that
-# 1e-6 of a weight becomes 1% of a loss.
+# Sums of another order change the pretraining runs by 4e-6. Finetuning begins where they ended and takes steps so large
+# that 1e-6 of a weight becomes 1% of a loss.
 TOLERANCE = {"whole": 1e-5, "prefix": 1e-5}
 TOLERANCE_OF_LARGE_STEPS = 0.03
 

@@ -55,10 +55,18 @@ def group() -> Iterator[Group]:
 def test_memory_is_flat_over_two_thousand_steps_of_varying_length(world: World) -> None:
     place = world.place
     place.do(
-        "train", f"--train_file={world.pairs}", *SHAPE, "--max_steps=2000", "--max_seq_len=64",
-        "--effective_batch_size=4", "--save_steps=1000", "--eval_steps=500",
-        "--run_name=flat", "--mixed_precision=no", "--sample_rows=0",
-    )  # fmt: skip
+        "train",
+        f"--train_file={world.pairs}",
+        *SHAPE,
+        "--max_steps=2000",
+        "--max_seq_len=64",
+        "--effective_batch_size=4",
+        "--save_steps=1000",
+        "--eval_steps=500",
+        "--run_name=flat",
+        "--mixed_precision=no",
+        "--sample_rows=0",
+    )
     held = {
         e["step"]: e["anon_bytes"] for e in place.events("flat") if e["event"] == "memory" and e["phase"] == "train"
     }
@@ -68,18 +76,35 @@ def test_memory_is_flat_over_two_thousand_steps_of_varying_length(world: World) 
 @pytest.mark.slow
 def test_a_limit_that_is_lowered_while_it_runs_is_survived(world: World, group: Group) -> None:
     flags = (
-        f"--train_file={world.pairs}", "--vocab_size=512", "--d_model=256", "--d_ff=1024", "--num_layers=6",
-        "--num_decoder_layers=6", "--num_heads=4", "--max_seq_len=128", "--max_steps=40", "--save_steps=10",
-        "--eval_steps=20", "--effective_batch_size=24", "--mixed_precision=no", "--sample_rows=0", "--log_steps=1",
-    )  # fmt: skip
+        f"--train_file={world.pairs}",
+        "--vocab_size=512",
+        "--d_model=256",
+        "--d_ff=1024",
+        "--num_layers=6",
+        "--num_decoder_layers=6",
+        "--num_heads=4",
+        "--max_seq_len=128",
+        "--max_steps=40",
+        "--save_steps=10",
+        "--eval_steps=20",
+        "--effective_batch_size=24",
+        "--mixed_precision=no",
+        "--sample_rows=0",
+        "--log_steps=1",
+    )
     place = world.place
     place.do("train", *flags, "--run_name=undisturbed")
     lines = []
     limit = 0
     with subprocess.Popen(
-        [sys.executable, *place.command("train", *flags, "--run_name=lowered")], cwd=place.folder, env=ENVIRONMENT,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=group.enter,
-    ) as process:  # fmt: skip
+        [sys.executable, *place.command("train", *flags, "--run_name=lowered")],
+        cwd=place.folder,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=group.enter,
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
@@ -104,9 +129,17 @@ def test_a_limit_that_is_lowered_while_it_runs_is_survived(world: World, group: 
 
 CHILD = Path(__file__).parent / "children" / "over_budget_child.py"
 LEAST = (
-    *SHAPE, "--max_seq_len=64", "--max_steps=4", "--save_steps=4", "--eval_steps=4", "--effective_batch_size=1",
-    "--mixed_precision=no", "--sample_rows=0", "--memory_mode=ultra", "--memory_budget=600M",
-)  # fmt: skip
+    *SHAPE,
+    "--max_seq_len=64",
+    "--max_steps=4",
+    "--save_steps=4",
+    "--eval_steps=4",
+    "--effective_batch_size=1",
+    "--mixed_precision=no",
+    "--sample_rows=0",
+    "--memory_mode=ultra",
+    "--memory_budget=600M",
+)
 
 
 def over_budget(world: World, place: Place, kind: str, *flags: str) -> subprocess.CompletedProcess[str]:

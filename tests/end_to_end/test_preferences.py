@@ -9,8 +9,13 @@ import pytest
 from tests.end_to_end.world import World
 
 FIGURES = {
-    "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected",
-}  # fmt: skip
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/margins",
+    "rewards/accuracies",
+    "logps/chosen",
+    "logps/rejected",
+}
 
 
 def test_a_run_learns_what_is_preferred_and_tells_of_it(world: World) -> None:

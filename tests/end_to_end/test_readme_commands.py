@@ -1,4 +1,6 @@
-"""Every command of the READMEs and of the quickstart, in their order, on small data and with a small model, in one folder per page."""
+"""Every command of the READMEs and of the quickstart, in their order, on small data and with a small model, in one
+folder per page.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Folders that the version before this one has trained still answer, are evaluated and merged; their runs are not resumed."""
+"""Folders that the version before this one has trained still answer, are evaluated and merged; their runs are not
+resumed.
+"""
 
 from __future__ import annotations
 

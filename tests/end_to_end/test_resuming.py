@@ -1,4 +1,6 @@
-"""Going on after what goes wrong: a restart by the launcher, a damaged checkpoint, a second process beside a living one."""
+"""Going on after what goes wrong: a restart by the launcher, a damaged checkpoint, a second process beside a living
+one.
+"""
 
 from __future__ import annotations
 
@@ -84,8 +86,12 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(pretrained: Wor
 def test_a_second_process_beside_a_living_one_is_refused(pretrained: World, tmp_path: Path) -> None:
     place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, "--run_name=live", "--log_steps=1")
     with subprocess.Popen(
-        [sys.executable, *place.command("train", *flags)], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    ) as first:  # fmt: skip
+        [sys.executable, *place.command("train", *flags)],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as first:
         assert first.stdout is not None
         for line in first.stdout:
             if line.split("/")[0].split() == ["step", "3"]:

@@ -107,7 +107,10 @@ def test_vectors_that_nobody_reads_stay_inside_the_budget(tmp_path: Path) -> Non
     server = Server(save_trained(tmp_path, shape=shape), "--memory_budget=400M", lines=2)
     body = json.dumps({"input": texts}).encode()
     host, port = server.address.removeprefix("http://").split(":")
-    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/embeddings HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: "
+        f"close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     with ExitStack() as stack:
         stack.callback(server.process.kill)
         before = server.figure("memory_bytes")

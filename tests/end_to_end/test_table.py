@@ -1,7 +1,7 @@
 """What the program does for a user, as a table: command lines, and what must be seen once they have run.
 
-A row is one user's afternoon. Paths in braces are data files and runs of the world (`world.py`); `{here}` is the row's own
-folder, in which its own runs lie (`{here}/runs/NAME`).
+A row is one user's afternoon. Paths in braces are data files and runs of the world (`world.py`); `{here}` is the row's
+own folder, in which its own runs lie (`{here}/runs/NAME`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Seen:
             self.done.append(self.place.run(name, *flags, launcher=command.launcher))
 
     def words(self, line: str) -> list[str]:
-        """The words of a line: `[whole]` stands for the flags of that run of the world, and paths for what is in braces."""
+        """The words of a line: `[whole]` stands for the flags of that run of the world, and paths for what is in
+        braces.
+        """
         words = list[str]()
         for word in shlex.split(line.replace("{here}", str(self.place.folder))):
             is_flags = word.startswith("[") and word[1:-1] in RUNS
@@ -146,7 +148,9 @@ def near(run: str, undisturbed: str) -> Check:
 
 
 def bit_for_bit(run: str, undisturbed: str = "whole") -> Check:
-    """A run ends as one of the world that nothing has disturbed: losses, evaluations, weights, states of the optimizer."""
+    """A run ends as one of the world that nothing has disturbed: losses, evaluations, weights, states of the
+    optimizer.
+    """
 
     def check(seen: Seen) -> None:
         same_losses(run, undisturbed, 0.0)(seen)
@@ -226,7 +230,9 @@ def holds(run: str, *names: str, without: str = "model.int8.safetensors") -> Che
 
 
 def trains_adapters_alone(run: str, storage: str) -> Check:
-    """An adapter in PEFT's format over `whole`, whose frozen weights are stored so, and an optimizer that knows no others."""
+    """An adapter in PEFT's format over `whole`, whose frozen weights are stored so, and an optimizer that knows no
+    others.
+    """
 
     def check(seen: Seen) -> None:
         about = json.loads((seen.folder(run) / "adapter_config.json").read_text("utf8"))
@@ -367,7 +373,8 @@ class Row:
     """What a user does and must see.
 
     Args:
-        commands: run one after the other in the row's folder. All but those that are stopped, and the last, must succeed.
+        commands: run one after the other in the row's folder. All but those that are stopped, and the last, must
+            succeed.
     """
 
     name: str
@@ -564,14 +571,16 @@ TABLE = (
         "finetuning begins with the newest pretraining",
         (
             f"train --train_file={{text.txt}} {' '.join(SHAPE)} --max_steps=2 --max_seq_len=64 --run_name=base",
-            "train --is_finetune=True --train_file={pairs.jsonl} --max_seq_len=32 --max_steps=6 --mixed_precision=no --run_name=tuned",
+            "train --is_finetune=True --train_file={pairs.jsonl} --max_seq_len=32 --max_steps=6 --mixed_precision=no "
+            "--run_name=tuned",
         ),
         (ends_with(0, "starting from {here}/runs/base"), learns("tuned", 0.0)),
     ),
     Row(
         "conversations with a template",
         (
-            f"train --is_finetune=True --train_file={{talks.jsonl}} {BASE} --max_steps=6 --prompt_template='问：{{prompt}}\\n答：'"
+            f"train --is_finetune=True --train_file={{talks.jsonl}} {BASE} --max_steps=6 "
+            f"--prompt_template='问：{{prompt}}\\n答：'"
             " --source_prefix='chat: ' --expand_turns=True --sample_rows=2 --run_name=talk",
         ),
         (ends_with(0, "only 2 rows held out for evaluation", "--validation_file"), stores_template("talk")),

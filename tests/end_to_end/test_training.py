@@ -13,18 +13,31 @@ FIELDS = {
     "start": {"step", "run_name", "settings"},
     "plan": {"choice", "effective_batch_size", "budget_bytes", "peak_bytes", "components", "phases", "seconds"},
     "step": {
-        "step", "loss", "learning_rate", "tokens", "seconds", "tokens_per_second", "batch_size_per_gpu",
+        "step",
+        "loss",
+        "learning_rate",
+        "tokens",
+        "seconds",
+        "tokens_per_second",
+        "batch_size_per_gpu",
         "gradient_accumulation_steps",
     },
     "memory": {
-        "step", "phase", "anon_bytes", "file_bytes", "peak_bytes", "budget_bytes", "device_bytes", "device_peak_bytes",
+        "step",
+        "phase",
+        "anon_bytes",
+        "file_bytes",
+        "peak_bytes",
+        "budget_bytes",
+        "device_bytes",
+        "device_peak_bytes",
     },
     "eval": {"step", "loss"},
     "cleanup": {"step", "kind", "freed_bytes"},
     "checkpoint": {"step", "path"},
     "sample": {"prompt", "answer", "reference"},
     "end": {"planned_peak_bytes", "measured_peak_bytes", "tokens_per_second", "best_eval_loss"},
-}  # fmt: skip
+}
 
 
 def test_a_run_learns_and_leaves_a_whole_folder(pretrained: World) -> None:

@@ -1,7 +1,7 @@
 """A transcript: command lines with their exit code and what the screen must name.
 
-Starting Python and importing torch takes seconds, so that one child process runs all lines, one after the other, through the
-program's own `main`.
+Starting Python and importing torch takes seconds, so that one child process runs all lines, one after the other,
+through the program's own `main`.
 """
 
 from __future__ import annotations
@@ -91,9 +91,14 @@ def outcomes(world: World, place: Place) -> list[Outcome]:
         shape = SHAPE if is_new and "--train_file" in names else ()
         lines.append([*words, *(flag for flag in (*own, *shape) if flag.split("=")[0] not in names)])
     done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL], input=json.dumps(lines), cwd=place.folder,
-        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", RUN_ALL],
+        input=json.dumps(lines),
+        cwd=place.folder,
+        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return [tuple(outcome) for outcome in json.loads(done.stdout.splitlines()[-1])]
 
 

@@ -1,7 +1,7 @@
 """Six tiny models, each trained once a session by the first worker that needs it, and shared by all.
 
-They compute in fp32, on one thread, with the instructions that every supported processor has, so that their losses can be
-compared with recorded ones.
+They compute in fp32, on one thread, with the instructions that every supported processor has, so that their losses can
+be compared with recorded ones.
 """
 
 from __future__ import annotations
@@ -18,39 +18,74 @@ from tests.end_to_end.running import Place
 
 STEPS = 24
 SHAPE = (
-    "--d_model=32", "--d_kv=16", "--d_ff=64", "--num_heads=2", "--num_layers=1", "--num_decoder_layers=2",
+    "--d_model=32",
+    "--d_kv=16",
+    "--d_ff=64",
+    "--num_heads=2",
+    "--num_layers=1",
+    "--num_decoder_layers=2",
     "--vocab_size=512",
-)  # fmt: skip
+)
 # Dropout is on and the batch is odd: neither may make a difference to any of the comparisons.
 COMMON = (
-    "--max_seq_len=64", "--effective_batch_size=7", "--dropout_rate=0.1", "--mixed_precision=no", "--seed=5", "--eval_rows=16",
-)  # fmt: skip
+    "--max_seq_len=64",
+    "--effective_batch_size=7",
+    "--dropout_rate=0.1",
+    "--mixed_precision=no",
+    "--seed=5",
+    "--eval_rows=16",
+)
 WORK = (*COMMON, f"--max_steps={STEPS}", "--save_steps=5", "--eval_steps=12", "--sample_rows=1")
 FINETUNING = (*COMMON, "--finetune_from={whole}", "--eval_steps=12", "--sample_rows=1")
-# Sums in another order differ by 1e-7. Where that puts one unit of one token on the other side of ReLU's kink, its gradient is
-# another, which made 1.5e-5 in 24 steps (a processor with AVX2); 1e-4 more of dropout already makes 2e-3.
+# Sums in another order differ by 1e-7. Where that puts one unit of one token on the other side of ReLU's kink, its
+# gradient is another, which made 1.5e-5 in 24 steps (a processor with AVX2); 1e-4 more of dropout already makes 2e-3.
 SAME = 1e-4
 # run -> command and flags; {text.txt} and the like are data files of the world, {whole} is a run of it
 RUNS = {
     "whole": ("train", "--train_file={text.txt}", *SHAPE, *WORK),
     "prefix": ("train", "--train_file={text.txt}", "--objective=prefix", *SHAPE, *WORK),
     "pairs": (
-        "train", "--is_finetune=True", "--train_file={pairs.jsonl}", "--validation_file={pairs.jsonl}", *FINETUNING, "--max_steps=120",
-        "--learning_rate=0.03", "--dropout_rate=0",
+        "train",
+        "--is_finetune=True",
+        "--train_file={pairs.jsonl}",
+        "--validation_file={pairs.jsonl}",
+        *FINETUNING,
+        "--max_steps=120",
+        "--learning_rate=0.03",
+        "--dropout_rate=0",
     ),
     "preferences": (
-        "dpo", "--train_file={preferences.jsonl}", *FINETUNING, f"--max_steps={STEPS}", "--save_steps=5", "--learning_rate=1e-2",
-        "--beta=0.5", "--dropout_rate=0",
+        "dpo",
+        "--train_file={preferences.jsonl}",
+        *FINETUNING,
+        f"--max_steps={STEPS}",
+        "--save_steps=5",
+        "--learning_rate=1e-2",
+        "--beta=0.5",
+        "--dropout_rate=0",
     ),
     "labels": (
-        "train", "--train_file={labels.jsonl}", "--validation_file={labels.jsonl}", "--head=sequence", *FINETUNING,
-        "--max_steps=40", "--learning_rate=0.01",
+        "train",
+        "--train_file={labels.jsonl}",
+        "--validation_file={labels.jsonl}",
+        "--head=sequence",
+        *FINETUNING,
+        "--max_steps=40",
+        "--learning_rate=0.01",
     ),
     "lora": (
-        "train", "--is_finetune=True", "--train_file={new_words.jsonl}", *FINETUNING,
-        f"--max_steps={STEPS}", "--lora_rank=4", "--lora_targets=all", "--lora_dropout=0.1", "--learning_rate=0.03", "--save_steps=5",
+        "train",
+        "--is_finetune=True",
+        "--train_file={new_words.jsonl}",
+        *FINETUNING,
+        f"--max_steps={STEPS}",
+        "--lora_rank=4",
+        "--lora_targets=all",
+        "--lora_dropout=0.1",
+        "--learning_rate=0.03",
+        "--save_steps=5",
     ),
-}  # fmt: skip
+}
 
 NAMES = re.compile(r"\{(" + "|".join(RUNS) + r"|\w+\.\w+)\}")
 

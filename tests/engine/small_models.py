@@ -1,4 +1,6 @@
-"""Random small models and micro-batches for the tests of the engine, and the gradient of plain autograd as their oracle."""
+"""Random small models and micro-batches for the tests of the engine, and the gradient of plain autograd as their
+oracle.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A pass forms the gradients of the plain T5 of `model.reference`, whatever the micro-batches, the saved blocks and the dtype at rest."""
+"""A pass forms the gradients of the plain T5 of `model.reference`, whatever the micro-batches, the saved blocks and the
+dtype at rest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rows that are padded and lie side by side give the losses and gradients of rows that lie end to end, and of the plain T5."""
+"""Rows that are padded and lie side by side give the losses and gradients of rows that lie end to end, and of the plain
+T5.
+"""
 
 from __future__ import annotations
 

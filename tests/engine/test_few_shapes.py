@@ -1,4 +1,6 @@
-"""Rows of any length meet few shapes: libraries keep something for each new one that a product, softmax or norm sees."""
+"""Rows of any length meet few shapes: libraries keep something for each new one that a product, softmax or norm
+sees.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Frozen parts get no gradient, what is trained gets that of plain autograd, and backward stops where nothing learns."""
+"""Frozen parts get no gradient, what is trained gets that of plain autograd, and backward stops where nothing
+learns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Adapters are trained by the blockwise pass: gradients of plain autograd, whatever the dtype of the base, the micro-batches, the saved blocks."""
+"""Adapters are trained by the blockwise pass: gradients of plain autograd, whatever the dtype of the base, the
+micro-batches, the saved blocks.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +80,10 @@ def test_gradients_equal_autograd(family: str, form: str, base: str, cut: str, s
 
 
 @pytest.mark.parametrize(
-    ("compiled", "cut", "base"), [(True, "one", "fp32"), (False, "uneven", "int8"), (True, "one", "int4")],
+    ("compiled", "cut", "base"),
+    [(True, "one", "fp32"), (False, "uneven", "int8"), (True, "one", "int4")],
     indirect=["compiled"],
-)  # fmt: skip
+)
 def test_dropout_of_adapters_does_not_depend_on_recompute_nor_if_compiled_on_micro_batches(
     compiled: bool, cut: str, base: str, tmp_path: Path
 ) -> None:

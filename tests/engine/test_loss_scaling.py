@@ -1,4 +1,6 @@
-"""fp16 gradients against fp32 ones, whatever the size of activations; a step that overflows is left out, and the scale moves."""
+"""fp16 gradients against fp32 ones, whatever the size of activations; a step that overflows is left out, and the scale
+moves.
+"""
 
 from __future__ import annotations
 

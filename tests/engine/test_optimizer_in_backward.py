@@ -1,4 +1,6 @@
-"""In backward or at the end: the same step; clipping to a global norm; gradients are freed; what is not finite is not applied."""
+"""In backward or at the end: the same step; clipping to a global norm; gradients are freed; what is not finite is not
+applied.
+"""
 
 from __future__ import annotations
 

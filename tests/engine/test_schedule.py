@@ -1,4 +1,6 @@
-"""One order of stages: evaluation loads weights as a process without rows does; backward completes them in reverse, to where nothing learns."""
+"""One order of stages: evaluation loads weights as a process without rows does; backward completes them in reverse, to
+where nothing learns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A step is done, out of memory or not finite; one that is not done leaves no gradients and says whether it can be run again."""
+"""A step is done, out of memory or not finite; one that is not done leaves no gradients and says whether it can be run
+again.
+"""
 
 from __future__ import annotations
 

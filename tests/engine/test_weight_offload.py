@@ -1,4 +1,6 @@
-"""Weights that rest in a file, or beside a device, train to the same bits as weights in memory; what is absent is never used."""
+"""Weights that rest in a file, or beside a device, train to the same bits as weights in memory; what is absent is never
+used.
+"""
 
 from __future__ import annotations
 
@@ -104,9 +106,14 @@ def assert_same(here: Trained, away: Trained) -> None:
     [("t5", (BF16, BF16), 5, 0, 0.0), ("t5-v1.1", (BF16, FP32), 2, 99, 0.0), ("umt5", (BF16, FP32), 3, 0, 0.1)],
 )
 def test_a_file_gives_the_bits_of_memory(
-    family: str, dtypes: tuple[torch.dtype, torch.dtype], away: int, saved: int, norm: float, tmp_path: Path,
+    family: str,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    away: int,
+    saved: int,
+    norm: float,
+    tmp_path: Path,
     stores: list[OffloadedWeightStore],
-) -> None:  # fmt: skip
+) -> None:
     config = small_model(family).config
     here = T5(config, dtype=dtypes[0]).initialise(2)
     store, model = offloaded(tmp_path, stores, dtypes, away), T5(config, "meta", dtypes[0])

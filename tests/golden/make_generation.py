@@ -2,8 +2,8 @@
 
     python tests/golden/make_generation.py
 
-Writes `generation.json` beside each model: for each way the settings by our names, and the answers without start and end
-token.
+Writes `generation.json` beside each model: for each way the settings by our names, and the answers without start and
+end token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A run that is short of memory sees the same rows and gives the same losses; what it measures of its memory decides what it holds."""
+"""A run that is short of memory sees the same rows and gives the same losses; what it measures of its memory decides
+what it holds.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def undisturbed(folder: Path) -> list[float]:
 def fail_above(
     patched: pytest.MonkeyPatch, most_rows: int, step: int, flavour: str = "cpu", after_updates: int = 0
 ) -> list[int]:
-    """Let passes run out of memory while a micro-batch has more rows, from one step on. Returns the rows of those that do.
+    """Let passes run out of memory while a micro-batch has more rows, from one step on. Returns the rows of those that
+    do.
 
     Args:
         flavour: of the error. after_updates: weights that are updated before it.
@@ -184,7 +187,8 @@ class Scripted(ProcessTree):
     """A run of which a test says what its steps take, what it holds after them, and what limits it.
 
     Args:
-        limit: the budget. by_user: whether it is a figure of the user's, without a margin; else a limit of the system less its margin.
+        limit: the budget. by_user: whether it is a figure of the user's, without a margin; else a limit of the system
+            less its margin.
         malloc: of its first plan.
         frees: bytes that each full cleaning gives back.
     """
@@ -245,7 +249,9 @@ class Scripted(ProcessTree):
         pass
 
     def step(self, peak: int, held: int | None = None, times: int = 1) -> bool:
-        """Take steps that hold no more than the plan after them, if nothing else is said; whether the last one changed the plan."""
+        """Take steps that hold no more than the plan after them, if nothing else is said; whether the last one changed
+        the plan.
+        """
         changed = False
         for _ in range(times):
             self.steps += 1

@@ -47,7 +47,8 @@ def test_a_file_describes_a_machine(tmp_path: Path) -> None:
 
 def test_the_plan_command_does_without_torch() -> None:
     code = (
-        "import sys, train_low_mem; code = train_low_mem.main(['plan', '--model_preset=t5-base', '--target=mac_16gb', '--json'])\n"
+        "import sys, train_low_mem; code = train_low_mem.main(['plan', '--model_preset=t5-base', "
+        "'--target=mac_16gb', '--json'])\n"
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -1,4 +1,6 @@
-"""Weights rest where they fit: in memory, in the RAM beside a device, in a file; and as few of them elsewhere as it takes."""
+"""Weights rest where they fit: in memory, in the RAM beside a device, in a file; and as few of them elsewhere as it
+takes.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ KINDS = ("self", "causal", "cross", "none")
 def draw(
     kind: str, sources: list[int], answers: int = 1, seed: int = 0, width: int = 3, dense: bool = True
 ) -> tuple[list[Tensor], Tensor | None, tuple[Rows, Rows]]:
-    """Queries, keys, values and the bias over distances as leaves in float64; the bias as attention reads it; the rows of both sides."""
+    """Queries, keys, values and the bias over distances as leaves in float64; the bias as attention reads it; the rows
+    of both sides.
+    """
     generator = torch.Generator().manual_seed(seed)
     targets = tuple(1 + (3 * n + 5 * answer) % 40 for answer in range(answers) for n in sources)
     keys = torch.randint(-(2**62), 2**62, (len(sources),), generator=generator)

@@ -1,4 +1,6 @@
-"""Our T5 and the plain one of `model.reference` beside transformers: logits, loss, gradients, greedy answers of each family."""
+"""Our T5 and the plain one of `model.reference` beside transformers: logits, loss, gradients, greedy answers of each
+family.
+"""
 
 from __future__ import annotations
 

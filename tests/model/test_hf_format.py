@@ -147,9 +147,13 @@ def test_missing_and_foreign_tensors_are_listed(folder: Path) -> None:
 
     change_weights(folder, change)
     refused(
-        folder, "lacks 8 tensors", "encoder.block.1.layer.0.SelfAttention.k.weight",
-        "encoder.block.1.layer.1.DenseReluDense.wo.weight", "1 tensor that", "classifier.weight",
-    )  # fmt: skip
+        folder,
+        "lacks 8 tensors",
+        "encoder.block.1.layer.0.SelfAttention.k.weight",
+        "encoder.block.1.layer.1.DenseReluDense.wo.weight",
+        "1 tensor that",
+        "classifier.weight",
+    )
 
 
 def test_numbers_of_half_a_byte_are_told(folder: Path) -> None:
@@ -199,8 +203,11 @@ print(measure(lambda: load("{tmp_path}/model"), "VmRSS"))
 
 
 HUGE = [
-    {"num_layers": 10**30}, {"d_model": 10**9}, {"vocab_size": 2**31 - 1}, {"relative_attention_num_buckets": 10**15},
-]  # fmt: skip
+    {"num_layers": 10**30},
+    {"d_model": 10**9},
+    {"vocab_size": 2**31 - 1},
+    {"relative_attention_num_buckets": 10**15},
+]
 
 
 @pytest.mark.parametrize("sizes", HUGE, ids=str)
@@ -232,8 +239,17 @@ def test_an_index_names_files_of_its_own_folder_alone(folder: Path, name: object
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_new_tokens_begin_as_the_mean_of_their_pieces(tmp_path: Path, dtype: torch.dtype) -> None:
-    config = T5ModelConfig(vocab_size=20, d_model=16, d_kv=4, d_ff=8, num_layers=1, num_decoder_layers=1, num_heads=2,
-                           tie_word_embeddings=False, scale_decoder_outputs=False)  # fmt: skip
+    config = T5ModelConfig(
+        vocab_size=20,
+        d_model=16,
+        d_kv=4,
+        d_ff=8,
+        num_layers=1,
+        num_decoder_layers=1,
+        num_heads=2,
+        tie_word_embeddings=False,
+        scale_decoder_outputs=False,
+    )
     save(T5(config).initialise(3), tmp_path)
     larger = dataclasses.replace(config, vocab_size=22)
     model = load(tmp_path, dtype, expect=larger, pieces={18: [3, 5], 19: [4], 20: [4, 4, 7], 21: []})

@@ -62,7 +62,8 @@ def test_each_group_is_within_its_bound(columns: int, ways: bool) -> None:
     for start in range(0, columns, INT4_GROUP):
         part, ours = (x[:, start : start + INT4_GROUP].double() for x in (matrix, found))
         largest = part.abs().amax(1)
-        # no number is further from its level than half the widest gap; the scale that fits best is no worse, but rounded
+        # no number is further from its level than half the widest gap; the scale that fits best is no worse, but
+        # rounded
         most = gap * part.shape[1] ** 0.5 * largest + 2**-8 * part.norm(dim=1)
         assert ((ours - part).norm(dim=1) <= most).all()
     assert not found[4].any() and torch.equal(found[5], matrix[5].bfloat16().float()), "zeros stay, a lone number too"

@@ -58,8 +58,10 @@ def test_round_trip(config: T5ModelConfig, kind: str, tmp_path: Path) -> None:
     save(model, tmp_path)
     back = read_config(tmp_path)
     assert (back.head, back.label_names, back.num_decoder_layers) == (
-        model.config.head, model.config.label_names, model.config.num_decoder_layers,
-    )  # fmt: skip
+        model.config.head,
+        model.config.label_names,
+        model.config.num_decoder_layers,
+    )
     assert torch.equal(load(tmp_path).label_logits(IDS, MASK), model.label_logits(IDS, MASK))
 
 

@@ -1,8 +1,8 @@
 """What a step asks of MPS, traced without one: operators that it has, in forms that it computes right.
 
-Which operators it has, torch declares itself (`native_functions.yaml` of torchgen, which comes with torch). The traps are
-reports to PyTorch: overlapping operands of products (167154, 180236), results written into strided memory (macOS 14),
-sums of 32,767 terms and more (195163).
+Which operators it has, torch declares itself (`native_functions.yaml` of torchgen, which comes with torch). The traps
+are reports to PyTorch: overlapping operands of products (167154, 180236), results written into strided memory (macOS
+14), sums of 32,767 terms and more (195163).
 """
 
 from __future__ import annotations

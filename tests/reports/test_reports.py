@@ -1,9 +1,9 @@
 """Public reports about other programs, tried on this one: where each comes from, what breaks there, and what is right.
 
-`REPORTS` and `SLOW` are the table. A row's source is a repository and a number, an issue unless it says PR. Its input is made here: tiny random
-models as transformers saves them, adapters as PEFT saves them, files of a few rows. What is right comes from the program that
-defines the format (transformers, PEFT, datasets, pyarrow, gguf, onnxruntime, the csv module), or from what the file itself says;
-where it can only be refused, the refusal names what is wrong.
+`REPORTS` and `SLOW` are the table. A row's source is a repository and a number, an issue unless it says PR. Its input
+is made here: tiny random models as transformers saves them, adapters as PEFT saves them, files of a few rows. What is
+right comes from the program that defines the format (transformers, PEFT, datasets, pyarrow, gguf, onnxruntime, the csv
+module), or from what the file itself says; where it can only be refused, the refusal names what is wrong.
 """
 
 from __future__ import annotations
@@ -69,9 +69,17 @@ def made(folder: Path, kind: str = "T5ForConditionalGeneration", seed: int = 0, 
     """A model of random weights, large enough that its answers differ, in a folder with a tokenizer."""
     family = kind.partition("5")[0] + "5Config"
     shape = {
-        "vocab_size": SIZE, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0,
-        "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
-    }  # fmt: skip
+        "vocab_size": SIZE,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "dropout_rate": 0.0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
     torch.manual_seed(seed)
     model = getattr(library(), kind)(getattr(library(), family)(**{**shape, **fields})).eval()
     with torch.no_grad():
@@ -416,47 +424,237 @@ STRINGS = ["a", "c"], ["b", "d"]
 # what imports transformers or PEFT, or starts runs
 SLOW = [
     # checkpoints
-    Report("pytorch/pytorch 149894", "torch.compile renames tensors: keys missing, or random weights", "the model that was compiled", named("_orig_mod.*")),
-    Report("AlmondGod/tinyworlds PR 13", "checkpoints of a compiled model under DDP do not load again", "the model within", named("_orig_mod.module.*")),
-    Report("huggingface/peft PR 2681", "FSDP's words stand in the names of tensors", "the model within", named("_fsdp_wrapped_module.*")),
-    Report("Blaizzy/mlx-vlm PR 638", "the index of the source lies beside converted weights", "transformers 5.23: one file goes before an index", beside_an_old_index(True)),
-    Report("Blaizzy/mlx-vlm PR 1827", "an index names shards that were replaced by one file", "transformers 5.23", beside_an_old_index(False)),
-    Report("huggingface/diffusers PR 10604", "fp8 matrices beside fp32 norms", "transformers 5.23, widened to fp32", narrow_weights),
-    Report("ggml-org/llama.cpp PR 17159", "google/umt5-xl is a UMT5Model, without a head", "config.json: a head of its own, which no file holds", without_a_head),
-    Report("huggingface/transformers 42460", "sentence-t5 holds an encoder alone", "the tensors: no decoder, so an encoder", without_a_decoder),
-    Report("robertknight/rten 1334", "the hub's cache links to blobs without an ending", "the files behind the links", in_the_hub_cache),
-    Report("unslothai/unsloth 1757", "weights that bitsandbytes has packed are converted as if plain", "config.json: quantization_config, refused", refused("quantization_config", in_eight_bits, quantization_config={"quant_method": "bitsandbytes"})),
+    Report(
+        "pytorch/pytorch 149894",
+        "torch.compile renames tensors: keys missing, or random weights",
+        "the model that was compiled",
+        named("_orig_mod.*"),
+    ),
+    Report(
+        "AlmondGod/tinyworlds PR 13",
+        "checkpoints of a compiled model under DDP do not load again",
+        "the model within",
+        named("_orig_mod.module.*"),
+    ),
+    Report(
+        "huggingface/peft PR 2681",
+        "FSDP's words stand in the names of tensors",
+        "the model within",
+        named("_fsdp_wrapped_module.*"),
+    ),
+    Report(
+        "Blaizzy/mlx-vlm PR 638",
+        "the index of the source lies beside converted weights",
+        "transformers 5.23: one file goes before an index",
+        beside_an_old_index(True),
+    ),
+    Report(
+        "Blaizzy/mlx-vlm PR 1827",
+        "an index names shards that were replaced by one file",
+        "transformers 5.23",
+        beside_an_old_index(False),
+    ),
+    Report(
+        "huggingface/diffusers PR 10604",
+        "fp8 matrices beside fp32 norms",
+        "transformers 5.23, widened to fp32",
+        narrow_weights,
+    ),
+    Report(
+        "ggml-org/llama.cpp PR 17159",
+        "google/umt5-xl is a UMT5Model, without a head",
+        "config.json: a head of its own, which no file holds",
+        without_a_head,
+    ),
+    Report(
+        "huggingface/transformers 42460",
+        "sentence-t5 holds an encoder alone",
+        "the tensors: no decoder, so an encoder",
+        without_a_decoder,
+    ),
+    Report(
+        "robertknight/rten 1334",
+        "the hub's cache links to blobs without an ending",
+        "the files behind the links",
+        in_the_hub_cache,
+    ),
+    Report(
+        "unslothai/unsloth 1757",
+        "weights that bitsandbytes has packed are converted as if plain",
+        "config.json: quantization_config, refused",
+        refused("quantization_config", in_eight_bits, quantization_config={"quant_method": "bitsandbytes"}),
+    ),
     # adapters
-    Report("oobabooga/textgen 6819", "settings of a newer PEFT, all null, stop the loading", "PEFT", merges(trainable_token_indices=None, a_newer_setting=None, lora_bias=False)),
-    Report("leehack/llamadart 321", "an aLoRA adapter is used as a plain one", "PEFT PR 2609: it acts behind its invocation tokens alone", unmergeable("alora_invocation_tokens = .3, 4., is not supported", alora_invocation_tokens=[3, 4])),
-    Report("huggingface/peft PR 1368", "layer_replication: blocks that the base has not", "PEFT: another depth", unmergeable("layer_replication = ", layer_replication=[[0, 2], [1, 2]])),
-    Report("huggingface/peft 2566", "tensors of target modules are missing, and only warned of", "adapter_config.json: q and v of every block", unmergeable(r"lacks 4 tensors of the modules .*decoder\.block\.1", lambda t: {name: v for name, v in t.items() if "decoder.block.1" not in name})),
-    Report("huggingface/peft 2415", "an adapter holds the resized embedding: size mismatch", "PEFT: it replaces the base's, so refused by name", unmergeable(r"holds tables of tokens .*base_model\.model\.shared\.weight", lambda t: {**t, "base_model.model.shared.weight": torch.zeros(400, 32)})),
-    Report("huggingface/peft 2165", "adapters on some blocks of encoder and decoder", "PEFT", merges(form={"layers_to_transform": [1], "layers_pattern": "block"})),
+    Report(
+        "oobabooga/textgen 6819",
+        "settings of a newer PEFT, all null, stop the loading",
+        "PEFT",
+        merges(trainable_token_indices=None, a_newer_setting=None, lora_bias=False),
+    ),
+    Report(
+        "leehack/llamadart 321",
+        "an aLoRA adapter is used as a plain one",
+        "PEFT PR 2609: it acts behind its invocation tokens alone",
+        unmergeable("alora_invocation_tokens = .3, 4., is not supported", alora_invocation_tokens=[3, 4]),
+    ),
+    Report(
+        "huggingface/peft PR 1368",
+        "layer_replication: blocks that the base has not",
+        "PEFT: another depth",
+        unmergeable("layer_replication = ", layer_replication=[[0, 2], [1, 2]]),
+    ),
+    Report(
+        "huggingface/peft 2566",
+        "tensors of target modules are missing, and only warned of",
+        "adapter_config.json: q and v of every block",
+        unmergeable(
+            r"lacks 4 tensors of the modules .*decoder\.block\.1",
+            lambda t: {name: v for name, v in t.items() if "decoder.block.1" not in name},
+        ),
+    ),
+    Report(
+        "huggingface/peft 2415",
+        "an adapter holds the resized embedding: size mismatch",
+        "PEFT: it replaces the base's, so refused by name",
+        unmergeable(
+            r"holds tables of tokens .*base_model\.model\.shared\.weight",
+            lambda t: {**t, "base_model.model.shared.weight": torch.zeros(400, 32)},
+        ),
+    ),
+    Report(
+        "huggingface/peft 2165",
+        "adapters on some blocks of encoder and decoder",
+        "PEFT",
+        merges(form={"layers_to_transform": [1], "layers_pattern": "block"}),
+    ),
     Report("huggingface/peft PR 1706", "adapters stored in bf16", "PEFT", merges(dtype=torch.bfloat16)),
     # exports
-    Report("ggml-org/llama.cpp 13722", "numbers beyond fp16 become inf in a GGUF", "torch.finfo: refused", too_large_for_fp16),
-    Report("ggml-org/llama.cpp 9692", "merges in pairs, as tokenizers 0.20 writes them, are lost", "gguf's reader, tokenizer.json", merges_in_pairs),
+    Report(
+        "ggml-org/llama.cpp 13722",
+        "numbers beyond fp16 become inf in a GGUF",
+        "torch.finfo: refused",
+        too_large_for_fp16,
+    ),
+    Report(
+        "ggml-org/llama.cpp 9692",
+        "merges in pairs, as tokenizers 0.20 writes them, are lost",
+        "gguf's reader, tokenizer.json",
+        merges_in_pairs,
+    ),
     # training, evaluation, answers
-    Report("huggingface/trl PR 3351", "launched by a configuration for DeepSpeed: a traceback", "the variable's own name, refused", launched_otherwise),
-]  # fmt: skip
+    Report(
+        "huggingface/trl PR 3351",
+        "launched by a configuration for DeepSpeed: a traceback",
+        "the variable's own name, refused",
+        launched_otherwise,
+    ),
+]
 REPORTS = [
     # data
-    Report("huggingface/datasets PR 8397", "one empty shard stops all others", "the other shards", reads({"00.jsonl": b"", "01.jsonl": lines(PAIRS), "02.csv": b""})),
-    Report("huggingface/datasets PR 8385", "a split without rows is saved without a shard", "state.json: no file, told so", saved_without_rows),
-    Report("allenai/open-instruct PR 638", "cache-*.arrow of datasets lies beside its data", "datasets: cleanup_cache_files", caches_of_datasets),
-    Report("huggingface/datasets PR 4421", "bzip2 is not unpacked", "bz2", reads({"a.jsonl.bz2": packed(bz2.compress)})),
-    Report("facebook/zstd 4569", "several frames in one file", "zstd, gzip and xz: all of them", reads({f"{n}.jsonl.{end}": packed(how) for n, (end, how) in enumerate((("zst", zstd), ("gz", gzip.compress), ("xz", lzma.compress)))}, right=PAIRS * 3)),
-    Report("huggingface/datasets 7468", "brackets in a folder's name are taken for a pattern", "the folder's own name", reads({"[D_DATA] 数据, x/d[1].jsonl": lines(PAIRS)}, "[D_DATA] 数据, x")),
-    Report("huggingface/datasets 7092", "a column that is null or [] at first and a table later", "each row's own JSON", reads({"0.jsonl": b'{"prompt": "a", "response": "b", "t": []}\n', "1.jsonl": b'{"prompt": "c", "response": "d", "t": [{"i": 1}]}'})),
-    Report("apache/arrow 45394", "one row without a line end is read as nulls", "the file's own JSON", reads({"a.jsonl": b'{"prompt": "a", "response": "b"}'}, right=PAIRS[:1])),
-    Report("pola-rs/polars 26435", "Parquet and Arrow of string views", "pyarrow", reads({"a.parquet": pa.table([pa.array(cells, pa.string_view()) for cells in STRINGS], ["prompt", "response"])})),
-    Report("pola-rs/polars 20017", "nulls in a dictionary column", "pyarrow", reads({"a.parquet": pa.table([pa.array(cells).dictionary_encode() for cells in (["a", "c", None], ["b", "d", "b"])], ["prompt", "response"])}, right=[*PAIRS, ("a.parquet, row 3: prompt is null, not a text",)])),
-    Report("UKGovernmentBEIS/inspect_ai PR 3802", "half of a surrogate pair ends the program", "JSON: a pair is one letter, a half is none", reads({"a.jsonl": b'{"prompt": "\\ud83c\\udf78", "response": "b"}\n{"prompt": "\\ud83c", "response": "d"}\n'}, right=[("🍸", "b"), ("a.jsonl, line 2: prompt holds half of a surrogate pair",)])),
-    Report("microsoft/eureka-ml-insights PR 127", "NaN in a column stops the reading", "Python's json: a number, and no text", reads({"a.jsonl": b'{"prompt": "a", "response": "b", "s": NaN}\n{"prompt": "c", "response": NaN}\n'}, right=[*PAIRS[:1], ("a.jsonl, line 2: response is float, not a text",)])),
+    Report(
+        "huggingface/datasets PR 8397",
+        "one empty shard stops all others",
+        "the other shards",
+        reads({"00.jsonl": b"", "01.jsonl": lines(PAIRS), "02.csv": b""}),
+    ),
+    Report(
+        "huggingface/datasets PR 8385",
+        "a split without rows is saved without a shard",
+        "state.json: no file, told so",
+        saved_without_rows,
+    ),
+    Report(
+        "allenai/open-instruct PR 638",
+        "cache-*.arrow of datasets lies beside its data",
+        "datasets: cleanup_cache_files",
+        caches_of_datasets,
+    ),
+    Report(
+        "huggingface/datasets PR 4421", "bzip2 is not unpacked", "bz2", reads({"a.jsonl.bz2": packed(bz2.compress)})
+    ),
+    Report(
+        "facebook/zstd 4569",
+        "several frames in one file",
+        "zstd, gzip and xz: all of them",
+        reads(
+            {
+                f"{n}.jsonl.{end}": packed(how)
+                for n, (end, how) in enumerate((("zst", zstd), ("gz", gzip.compress), ("xz", lzma.compress)))
+            },
+            right=PAIRS * 3,
+        ),
+    ),
+    Report(
+        "huggingface/datasets 7468",
+        "brackets in a folder's name are taken for a pattern",
+        "the folder's own name",
+        reads({"[D_DATA] 数据, x/d[1].jsonl": lines(PAIRS)}, "[D_DATA] 数据, x"),
+    ),
+    Report(
+        "huggingface/datasets 7092",
+        "a column that is null or [] at first and a table later",
+        "each row's own JSON",
+        reads(
+            {
+                "0.jsonl": b'{"prompt": "a", "response": "b", "t": []}\n',
+                "1.jsonl": b'{"prompt": "c", "response": "d", "t": [{"i": 1}]}',
+            }
+        ),
+    ),
+    Report(
+        "apache/arrow 45394",
+        "one row without a line end is read as nulls",
+        "the file's own JSON",
+        reads({"a.jsonl": b'{"prompt": "a", "response": "b"}'}, right=PAIRS[:1]),
+    ),
+    Report(
+        "pola-rs/polars 26435",
+        "Parquet and Arrow of string views",
+        "pyarrow",
+        reads(
+            {"a.parquet": pa.table([pa.array(cells, pa.string_view()) for cells in STRINGS], ["prompt", "response"])}
+        ),
+    ),
+    Report(
+        "pola-rs/polars 20017",
+        "nulls in a dictionary column",
+        "pyarrow",
+        reads(
+            {
+                "a.parquet": pa.table(
+                    [pa.array(cells).dictionary_encode() for cells in (["a", "c", None], ["b", "d", "b"])],
+                    ["prompt", "response"],
+                )
+            },
+            right=[*PAIRS, ("a.parquet, row 3: prompt is null, not a text",)],
+        ),
+    ),
+    Report(
+        "UKGovernmentBEIS/inspect_ai PR 3802",
+        "half of a surrogate pair ends the program",
+        "JSON: a pair is one letter, a half is none",
+        reads(
+            {"a.jsonl": b'{"prompt": "\\ud83c\\udf78", "response": "b"}\n{"prompt": "\\ud83c", "response": "d"}\n'},
+            right=[("🍸", "b"), ("a.jsonl, line 2: prompt holds half of a surrogate pair",)],
+        ),
+    ),
+    Report(
+        "microsoft/eureka-ml-insights PR 127",
+        "NaN in a column stops the reading",
+        "Python's json: a number, and no text",
+        reads(
+            {"a.jsonl": b'{"prompt": "a", "response": "b", "s": NaN}\n{"prompt": "c", "response": NaN}\n'},
+            right=[*PAIRS[:1], ("a.jsonl, line 2: response is float, not a text",)],
+        ),
+    ),
     # training
-    Report("PrimeIntellect-ai/prime-rl 968", "a warm-up as long as the run; transformers 34754: a first step at rate 0", "no rate is 0, the peak is reached", schedules),
-]  # fmt: skip
+    Report(
+        "PrimeIntellect-ai/prime-rl 968",
+        "a warm-up as long as the run; transformers 34754: a first step at rate 0",
+        "no rate is 0, the peak is reached",
+        schedules,
+    ),
+]
 
 
 @pytest.mark.parametrize(

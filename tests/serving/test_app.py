@@ -20,9 +20,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN = "a-token-of-some-length"
 AWAY = "http://192.168.0.7:8400"
 ADDRESSES = [
-    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", f"/v1/models/{NAME}"),
-    ("POST", "/api/chat"), ("GET", "/metrics"),
-]  # fmt: skip
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("GET", "/v1/models"),
+    ("GET", f"/v1/models/{NAME}"),
+    ("POST", "/api/chat"),
+    ("GET", "/metrics"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +102,16 @@ def chat_with_key(client: TestClient) -> Any:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/api/chat"])
 @pytest.mark.parametrize(
     ("body", "status"),
-    [(b"[]", 400), (b"no", 400), (b"{" * 5000, 400), (b"\xff\xfe", 400), (b'{"a":' * 50_000, 400), (b"x" * (BODY_BYTES + 1), 413),
-     (b"{}", None)],
-)  # fmt: skip
+    [
+        (b"[]", 400),
+        (b"no", 400),
+        (b"{" * 5000, 400),
+        (b"\xff\xfe", 400),
+        (b'{"a":' * 50_000, 400),
+        (b"x" * (BODY_BYTES + 1), 413),
+        (b"{}", None),
+    ],
+)
 def test_bodies_that_are_none_are_refused(client: TestClient, path: str, body: bytes, status: int | None) -> None:
     answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == (status or (406 if path == "/api/chat" else 400))

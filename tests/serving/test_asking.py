@@ -29,9 +29,11 @@ def said(asked: Asked) -> list[str]:
 
 def test_a_conversation_is_put_into_the_models_template() -> None:
     turns = [
-        {"role": "system", "content": "be kind"}, {"role": "user", "content": [{"type": "text", "text": "a"}]},
-        {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
-    ]  # fmt: skip
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
     assert said(chat(messages=turns)) == ["be kind\nUser: a\nAssistant: b\nUser: c\nAssistant:"]
 
 
@@ -71,8 +73,19 @@ def test_prompts_are_texts_or_token_ids(prompt: object, texts: list[str] | None)
 
 
 def test_settings_are_taken_and_else_those_of_the_server() -> None:
-    asked = chat(temperature=0.5, top_p=0.9, top_k=3, max_tokens=5, seed=7, n=2, stop="x", stream=True,
-                 stream_options={"include_usage": True}, repetition_penalty=1.5, no_repeat_ngram_size=2)  # fmt: skip
+    asked = chat(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        max_tokens=5,
+        seed=7,
+        n=2,
+        stop="x",
+        stream=True,
+        stream_options={"include_usage": True},
+        repetition_penalty=1.5,
+        no_repeat_ngram_size=2,
+    )
     assert asked.how == GenerateConfig(
         max_new_tokens=5, temperature=0.5, top_p=0.9, top_k=3, repetition_penalty=1.5, no_repeat_ngram_size=2
     )
@@ -89,22 +102,80 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 # as garak, ChatDev, litellm, Open WebUI, opencode, CodeCompanion, llama.cpp's and vLLM's clients send them
 @pytest.mark.parametrize(
     "fields",
-    [{"user": "me"}, {"metadata": {"a": "b"}}, {"store": True}, {"service_tier": "auto"}, {"parallel_tool_calls": False},
-     {"reasoning_effort": "low", "verbosity": "low"}, {"reasoning": {"effort": "high"}}, {"model": "gpt-4o"}, {"model": "mine"},
-     {"frequency_penalty": 0, "presence_penalty": 0.0, "n": 1, "stop": ["#", ";"], "temperature": 0.0, "top_p": 1.0},
-     {"tools": []}, {"tools": [], "tool_choice": "none"}, {"tools": [TOOL], "tool_choice": "none"}, {"tool_choice": "auto"},
-     {"functions": [], "function_call": "auto"}, {"response_format": {"type": "text"}}, {"modalities": ["text"]},
-     {"logprobs": False, "top_logprobs": 0}, {"logprobs": 0}, {"logit_bias": {}}, {"best_of": 1, "suffix": ""}, {"echo": False},
-     {name: None for name in ("stop", "seed", "tools", "stream_options", "max_tokens", "logprobs", "nonsense", "n", "temperature")},
-     {"top_p": 0}, {"top_k": -1}, {"top_k": 0}, {"min_p": 0.0}, {"min_p": 0, "typical_p": 1.0, "repeat_penalty": 1.0, "mirostat": 0},
-     {"seed": -1}, {"n": 1.0}, {"stop": []}, {"stream": False, "stream_options": {"include_usage": True}},
-     {"max_tokens": 4096}, {"max_completion_tokens": 10**12}, {"max_tokens": -1}, {"max_tokens": 24.0}, {"max_tokens": 5, "max_completion_tokens": 50},
-     {"ignore_eos": False, "skip_special_tokens": True, "min_tokens": 0, "add_generation_prompt": True, "use_beam_search": False},
-     {"chat_template_kwargs": {"enable_thinking": False}}, {"extra_body": {}}, {"prediction": {"type": "content", "content": "x"}},
-     {"num_ctx": 4096, "keep_alive": "5m", "chat_id": "1", "cache_prompt": True},
-     {"messages": [{"role": "user", "content": "hi", "id": 7, "opts": {"visible": True}, "name": "ann", "tool_calls": None}]},
-     {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}]}],
-)  # fmt: skip
+    [
+        {"user": "me"},
+        {"metadata": {"a": "b"}},
+        {"store": True},
+        {"service_tier": "auto"},
+        {"parallel_tool_calls": False},
+        {"reasoning_effort": "low", "verbosity": "low"},
+        {"reasoning": {"effort": "high"}},
+        {"model": "gpt-4o"},
+        {"model": "mine"},
+        {"frequency_penalty": 0, "presence_penalty": 0.0, "n": 1, "stop": ["#", ";"], "temperature": 0.0, "top_p": 1.0},
+        {"tools": []},
+        {"tools": [], "tool_choice": "none"},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"functions": [], "function_call": "auto"},
+        {"response_format": {"type": "text"}},
+        {"modalities": ["text"]},
+        {"logprobs": False, "top_logprobs": 0},
+        {"logprobs": 0},
+        {"logit_bias": {}},
+        {"best_of": 1, "suffix": ""},
+        {"echo": False},
+        {
+            name: None
+            for name in (
+                "stop",
+                "seed",
+                "tools",
+                "stream_options",
+                "max_tokens",
+                "logprobs",
+                "nonsense",
+                "n",
+                "temperature",
+            )
+        },
+        {"top_p": 0},
+        {"top_k": -1},
+        {"top_k": 0},
+        {"min_p": 0.0},
+        {"min_p": 0, "typical_p": 1.0, "repeat_penalty": 1.0, "mirostat": 0},
+        {"seed": -1},
+        {"n": 1.0},
+        {"stop": []},
+        {"stream": False, "stream_options": {"include_usage": True}},
+        {"max_tokens": 4096},
+        {"max_completion_tokens": 10**12},
+        {"max_tokens": -1},
+        {"max_tokens": 24.0},
+        {"max_tokens": 5, "max_completion_tokens": 50},
+        {
+            "ignore_eos": False,
+            "skip_special_tokens": True,
+            "min_tokens": 0,
+            "add_generation_prompt": True,
+            "use_beam_search": False,
+        },
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"extra_body": {}},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"num_ctx": 4096, "keep_alive": "5m", "chat_id": "1", "cache_prompt": True},
+        {
+            "messages": [
+                {"role": "user", "content": "hi", "id": 7, "opts": {"visible": True}, "name": "ann", "tool_calls": None}
+            ]
+        },
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}
+            ]
+        },
+    ],
+)
 def test_what_changes_no_answer_is_ignored(fields: dict[str, Any]) -> None:
     asked = chat(**fields)
     assert asked.how.max_new_tokens == 24 and asked.how.top_k == 0 and asked.seed is None and not asked.unknown
@@ -118,22 +189,75 @@ def test_fields_that_are_not_known_are_ignored_and_reported() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"max_tokens": 0}, {"max_tokens": -2}, {"max_tokens": "5"}, {"max_tokens": True}, {"max_tokens": 1.5}, {"max_completion_tokens": 0},
-     {"temperature": 2.1}, {"temperature": -1}, {"temperature": "hot"}, {"temperature": float("nan")}, {"temperature": float("inf")},
-     {"top_p": 1.5}, {"n": 0}, {"n": 17}, {"seed": 1.5}, {"seed": 2**63}, {"stop": ["a"] * 17}, {"stop": [7]}, {"stop": 7},
-     {"stop": 5}, {"stop": ["x" * 201]}, {"stream": 1}, {"stream_options": 5}, {"top_k": -2}, {"min_p": 0.1}, {"logprobs": True},
-     {"logprobs": 1}, {"top_logprobs": 3}, {"logit_bias": {"5": 1}}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "auto"},
-     {"functions": [{}]}, {"tool_choice": "required"}, {"tool_choice": TOOL}, {"frequency_penalty": 0.5}, {"presence_penalty": -1},
-     {"response_format": {"type": "json_object"}}, {"response_format": {"type": "json_schema", "json_schema": {}}}, {"best_of": 2},
-     {"echo": True}, {"suffix": "x"}, {"web_search_options": {}}, {"modalities": ["text", "audio"]}, {"guided_json": {}},
-     {"chat_template": "{{ x }}"}, {"chat_template_kwargs": 5}, {"ignore_eos": True}, {"min_tokens": 5}, {"num_beams": 4}, {"n_predict": 5},
-     {"repeat_penalty": 1.1}, {"temprature": 1}, {"max_new_tokens": 5}, {"stops": "x"}, {"messages": []},
-     {"messages": "hi"}, {"messages": [{"role": "user"}]}, {"messages": [{"role": "root", "content": "x"}]}, {"messages": ["x"]},
-     {"messages": [{"role": "tool", "content": "x"}, *QUESTION]}, {"messages": [{"role": "assistant", "content": None}, *QUESTION]},
-     {"messages": [{"role": "assistant", "content": None, "tool_calls": [], "refusal": None}, *QUESTION]},
-     {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, {"messages": [{"role": ["user"], "content": "x"}]},
-     {"messages": [{"role": "assistant", "content": "x"}]}, {"messages": [{"role": "system", "content": "x"}]}],
-)  # fmt: skip
+    [
+        {"max_tokens": 0},
+        {"max_tokens": -2},
+        {"max_tokens": "5"},
+        {"max_tokens": True},
+        {"max_tokens": 1.5},
+        {"max_completion_tokens": 0},
+        {"temperature": 2.1},
+        {"temperature": -1},
+        {"temperature": "hot"},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 1.5},
+        {"n": 0},
+        {"n": 17},
+        {"seed": 1.5},
+        {"seed": 2**63},
+        {"stop": ["a"] * 17},
+        {"stop": [7]},
+        {"stop": 7},
+        {"stop": 5},
+        {"stop": ["x" * 201]},
+        {"stream": 1},
+        {"stream_options": 5},
+        {"top_k": -2},
+        {"min_p": 0.1},
+        {"logprobs": True},
+        {"logprobs": 1},
+        {"top_logprobs": 3},
+        {"logit_bias": {"5": 1}},
+        {"tools": [TOOL]},
+        {"tools": [TOOL], "tool_choice": "auto"},
+        {"functions": [{}]},
+        {"tool_choice": "required"},
+        {"tool_choice": TOOL},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": -1},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        {"best_of": 2},
+        {"echo": True},
+        {"suffix": "x"},
+        {"web_search_options": {}},
+        {"modalities": ["text", "audio"]},
+        {"guided_json": {}},
+        {"chat_template": "{{ x }}"},
+        {"chat_template_kwargs": 5},
+        {"ignore_eos": True},
+        {"min_tokens": 5},
+        {"num_beams": 4},
+        {"n_predict": 5},
+        {"repeat_penalty": 1.1},
+        {"temprature": 1},
+        {"max_new_tokens": 5},
+        {"stops": "x"},
+        {"messages": []},
+        {"messages": "hi"},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "root", "content": "x"}]},
+        {"messages": ["x"]},
+        {"messages": [{"role": "tool", "content": "x"}, *QUESTION]},
+        {"messages": [{"role": "assistant", "content": None}, *QUESTION]},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [], "refusal": None}, *QUESTION]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {"messages": [{"role": ["user"], "content": "x"}]},
+        {"messages": [{"role": "assistant", "content": "x"}]},
+        {"messages": [{"role": "system", "content": "x"}]},
+    ],
+)
 def test_what_is_wrong_is_named_by_its_field(fields: dict[str, Any]) -> None:
     with pytest.raises(Refused) as refused:
         chat(**fields)
@@ -158,8 +282,13 @@ def test_the_older_projects_ask_with_input_txt() -> None:
     assert said(read_question({"input_txt": "hi"}, TEXTS, DEFAULTS)) == ["User: hi\nAssistant:"]
     told = read_question({"input_txt": "c", "history": [["a", "b"]]}, TEXTS, DEFAULTS)
     assert said(told) == ["User: a\nAssistant: b\nUser: c\nAssistant:"]
-    for wrong, status in (({"input_txt": ""}, 406), ({}, 406), ({"input_txt": 5}, 400), ({"input_txt": "a", "top_k": 1}, 400),
-                          ({"input_txt": "a", "history": [["a"]]}, 400)):  # fmt: skip
+    for wrong, status in (
+        ({"input_txt": ""}, 406),
+        ({}, 406),
+        ({"input_txt": 5}, 400),
+        ({"input_txt": "a", "top_k": 1}, 400),
+        ({"input_txt": "a", "history": [["a"]]}, 400),
+    ):
         with pytest.raises(Refused) as refused:
             read_question(wrong, TEXTS, DEFAULTS)
         assert refused.value.status == status

@@ -55,9 +55,14 @@ def api() -> Any:
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "seed": 4}, {"repetition_penalty": 2.0},
-     {"no_repeat_ngram_size": 1}],
-)  # fmt: skip
+    [
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "seed": 4},
+        {"repetition_penalty": 2.0},
+        {"no_repeat_ngram_size": 1},
+    ],
+)
 def test_answers_are_those_given_alone(api: Api, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]) -> None:
     """They join one by one while others are being written."""
     gate = Gate(api, monkeypatch)
@@ -72,8 +77,11 @@ def test_answers_are_those_given_alone(api: Api, monkeypatch: pytest.MonkeyPatch
 
 def test_different_settings_share_a_batch(api: Api) -> None:
     kinds: list[dict[str, Any]] = [
-        {}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "seed": 5}, {"temperature": 0.5, "top_p": 0.8, "seed": 3},
-    ]  # fmt: skip
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 1.0, "seed": 5},
+        {"temperature": 0.5, "top_p": 0.8, "seed": 3},
+    ]
     asked = [ask(api, "hello", **kind) for kind in kinds]
     api.engine.submit([answer for answer, _ in asked])
     api.engine.start()

@@ -116,9 +116,12 @@ def test_clients_at_once_get_what_they_would_get_alone(client: openai.OpenAI) ->
 
 @pytest.mark.parametrize(
     ("how", "error", "param"),
-    [({"max_tokens": 0}, openai.BadRequestError, "max_tokens"), ({"extra_body": {"min_p": 0.5}}, openai.BadRequestError, "min_p"),
-     ({"logprobs": True}, openai.BadRequestError, "logprobs")],
-)  # fmt: skip
+    [
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
+        ({"extra_body": {"min_p": 0.5}}, openai.BadRequestError, "min_p"),
+        ({"logprobs": True}, openai.BadRequestError, "logprobs"),
+    ],
+)
 def test_errors_are_the_clients_own(client: openai.OpenAI, how: dict[str, Any], error: type, param: str) -> None:
     with pytest.raises(error) as raised:
         chat(client, **how)

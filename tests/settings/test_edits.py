@@ -26,9 +26,15 @@ SMALL_MODEL = """class T5ModelConfig:
 """
 COMMENTS_ALONE = "class T5ModelConfig:\n    # 使用默认配置\n"
 VALUES = {
-    "batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "max_seq_len": 256, "mixed_precision": "no",
-    "d_model": 384, "d_ff": 1536, "num_layers": 4, "num_heads": 6,
-}  # fmt: skip
+    "batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 8,
+    "max_seq_len": 256,
+    "mixed_precision": "no",
+    "d_model": 384,
+    "d_ff": 1536,
+    "num_layers": 4,
+    "num_heads": 6,
+}
 
 
 def edits(text: str) -> Edits:
@@ -122,7 +128,7 @@ def test_the_line_of_an_edit_is_known() -> None:
         ("class TrainConfig\n    max_steps = 3", "config.py"),
         ("class TrainConfig:\n    max_steps：int = 3", "config.py"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_act_is_one_sentence_with_its_line(line: str, named: str) -> None:
     (problem,) = edits(f"{SHIPPED}\n\n{line}\n").problems
     number = len(SHIPPED.splitlines()) + 2 + len(line.splitlines())

@@ -44,9 +44,12 @@ def proteins(tmp_path: Path) -> Path:
 def of_states(tmp_path: Path, proteins: Path) -> Callable[..., Config]:
     def make(**flags: Any) -> Config:
         known = {
-            "train_file": proteins, "text_column": "sequence", "label_column": "states", "head": "token",
+            "train_file": proteins,
+            "text_column": "sequence",
+            "label_column": "states",
+            "head": "token",
             "cache_dir": tmp_path / "cache",
-        }  # fmt: skip
+        }
         return load("train", {name: str(value) for name, value in {**known, **flags}.items() if value is not None})
 
     return make
@@ -137,8 +140,9 @@ def test_labels_are_shown_under_tokens(of_states: Configure) -> None:
     prepared = prepare(config)
     rows = [
         ("columns", "sequence -> states (--text_column, --label_column)"),
-        ("tokens", "M K V L A C </s>"), ("labels", "- C E E H H -"),
-    ]  # fmt: skip
+        ("tokens", "M K V L A C </s>"),
+        ("labels", "- C E E H H -"),
+    ]
     training_data = find_training_data(config.data, config.train.is_finetune)
     folder = prepared.tokenizer_dir
     assert table_of_files(config.data, training_data, config.cleaning, 1, folder) == rows

@@ -21,10 +21,21 @@ def test_a_run_is_evaluated_by_ranked_answers_and_leaves_their_list(tmp_path: Pa
     rows.write_text("".join(json.dumps({"prompt": "x", "response": name}) + "\n" for name in NAMES))
     listed.write_text("id,response\n" + "".join(f"1,{name}\n" for name in NAMES))
     flags = {
-        "train_file": rows, "validation_file": rows, "is_finetune": True, "finetune_from": "none", "max_seq_len": 16,
-        "answers": listed, "num_beams": 3, "num_answers": 3, "eval_generate_rows": 3, "max_steps": 2, "sample_rows": 1,
-        "metrics": "recall@2,ndcg@3,mrr", "metric_for_best": "ndcg@3", "tokenizer_type": "byte",
-    }  # fmt: skip
+        "train_file": rows,
+        "validation_file": rows,
+        "is_finetune": True,
+        "finetune_from": "none",
+        "max_seq_len": 16,
+        "answers": listed,
+        "num_beams": 3,
+        "num_answers": 3,
+        "eval_generate_rows": 3,
+        "max_steps": 2,
+        "sample_rows": 1,
+        "metrics": "recall@2,ndcg@3,mrr",
+        "metric_for_best": "ndcg@3",
+        "tokenizer_type": "byte",
+    }
     LowMemTrainer(configuration(tmp_path, "ranked", **flags)).train()
     found = events(tmp_path, "ranked", "eval")
     for event in found:  # each answer is right for one of the rows: all ranks are there, whatever the model

@@ -1,4 +1,6 @@
-"""A run publishes the mean of its last checkpoints where that is better than the best of them, and goes on from the last."""
+"""A run publishes the mean of its last checkpoints where that is better than the best of them, and goes on from the
+last.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Numbers that are not finite: what is left out, when a run goes back and slows down, and that nothing broken is kept."""
+"""Numbers that are not finite: what is left out, when a run goes back and slows down, and that nothing broken is
+kept.
+"""
 
 from __future__ import annotations
 

@@ -22,12 +22,17 @@ def test_a_rising_loss_is_told_with_its_rows_and_the_step_that_is_still_the_best
 ) -> None:
     told = list[str]()
     live: Any = SimpleNamespace(
-        state=SimpleNamespace(step=60), best=BestMetric(step=40), evaluated=lambda *_, **__: False,
-        run=SimpleNamespace(validation=SimpleNamespace(sets={}, num_rows=500)), task=task_named("span"),
-        train=CONFIG.train, metrics=CONFIG.metrics,
-        controller=SimpleNamespace(before=lambda *_: None), monitor=SimpleNamespace(phase=nullcontext),
+        state=SimpleNamespace(step=60),
+        best=BestMetric(step=40),
+        evaluated=lambda *_, **__: False,
+        run=SimpleNamespace(validation=SimpleNamespace(sets={}, num_rows=500)),
+        task=task_named("span"),
+        train=CONFIG.train,
+        metrics=CONFIG.metrics,
+        controller=SimpleNamespace(before=lambda *_: None),
+        monitor=SimpleNamespace(phase=nullcontext),
         log=SimpleNamespace(event=lambda _, sentence, **__: told.append(sentence), memory=lambda *_: None),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(evaluating, "_loss", lambda *_: Evaluation(3.0, tokens=90, rows=64))
     monkeypatch.setattr(evaluating, "_scores", lambda *_: ({}, []))
     assert not evaluating.evaluate(live)

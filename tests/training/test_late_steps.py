@@ -1,4 +1,6 @@
-"""A late step does what an early one did, counted in calls of functions and in objects, which no other program disturbs."""
+"""A late step does what an early one did, counted in calls of functions and in objects, which no other program
+disturbs.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,19 @@ from trainer_low_mem import LowMemTrainer
 WINDOW = 16  # steps; a multiple of all that comes every few steps, within two light cleanings
 EARLY, LATE = 51, 151  # behind a light cleaning each
 SIZES = {
-    "d_model": 16, "d_kv": 8, "d_ff": 16, "num_decoder_layers": 1, "max_seq_len": 32, "effective_batch_size": 1,
-    "eval_rows": 2, "max_steps": LATE + WINDOW + 2, "save_steps": 1000, "eval_steps": 1000, "log_steps": WINDOW, "dropout_rate": 0,
-}  # fmt: skip
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 16,
+    "num_decoder_layers": 1,
+    "max_seq_len": 32,
+    "effective_batch_size": 1,
+    "eval_rows": 2,
+    "max_steps": LATE + WINDOW + 2,
+    "save_steps": 1000,
+    "eval_steps": 1000,
+    "log_steps": WINDOW,
+    "dropout_rate": 0,
+}
 
 
 class Counter:

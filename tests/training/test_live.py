@@ -1,4 +1,6 @@
-"""How far a run is: what a step, an evaluation and a checkpoint change of it; and a checkpoint refuses what is not finite."""
+"""How far a run is: what a step, an evaluation and a checkpoint change of it; and a checkpoint refuses what is not
+finite.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,27 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LowMemTrainer]
     tmp_path, close = tmp_path_factory.mktemp("live"), MetricsFile.close
     write_text(tmp_path / "text.txt")
     flags = {
-        "train_file": tmp_path / "text.txt", "output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs",
-        "cache_dir": tmp_path / "cache", "run_name": "live", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2,
-        "num_layers": 1, "num_decoder_layers": 1, "vocab_size": 512, "max_seq_len": 32, "max_steps": 2, "save_steps": 1,
-        "eval_steps": 1, "effective_batch_size": 4, "mixed_precision": "no", "sample_rows": 0, "num_threads": 1,
-    }  # fmt: skip
+        "train_file": tmp_path / "text.txt",
+        "output_dir": tmp_path / "runs",
+        "log_dir": tmp_path / "logs",
+        "cache_dir": tmp_path / "cache",
+        "run_name": "live",
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_heads": 2,
+        "num_layers": 1,
+        "num_decoder_layers": 1,
+        "vocab_size": 512,
+        "max_seq_len": 32,
+        "max_steps": 2,
+        "save_steps": 1,
+        "eval_steps": 1,
+        "effective_batch_size": 4,
+        "mixed_precision": "no",
+        "sample_rows": 0,
+        "num_threads": 1,
+    }
     trainer = LowMemTrainer(load("train", {key: str(value) for key, value in flags.items()}))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(MetricsFile, "close", lambda metrics: None)

@@ -22,9 +22,12 @@ class Live:
         phases = {"start": MIB, "evaluation": peak_bytes}
         self.device = SimpleNamespace(is_separate_memory=False)
         self.monitor = SimpleNamespace(
-            peak_bytes=peak_bytes, counted_peak_bytes=peak_bytes, phase_peaks=phases, cost_seconds=0.0,
+            peak_bytes=peak_bytes,
+            counted_peak_bytes=peak_bytes,
+            phase_peaks=phases,
+            cost_seconds=0.0,
             watched_seconds=lambda: 1.0,
-        )  # fmt: skip
+        )
         self.controller = SimpleNamespace(
             plan=SimpleNamespace(budget_bytes=700 * MIB),
             allowed_bytes=700 * MIB,

@@ -75,7 +75,9 @@ FLAGS = (
 
 
 def test_memory_is_sampled_once_a_step(tmp_path: Path) -> None:
-    """Each figure of CUDA's allocator and each file of /proc takes a tenth of a millisecond, while a GPU has nothing to do."""
+    """Each figure of CUDA's allocator and each file of /proc takes a tenth of a millisecond, while a GPU has nothing to
+    do.
+    """
     write_text(tmp_path / "text.txt")
     environment = {
         **os.environ,

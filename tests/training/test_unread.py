@@ -24,10 +24,15 @@ INSTEAD = {
 }
 NOTE = ", has no effect on this run"
 TINY = {
-    **SMALL, "max_steps": 1, "memory_budget": "2G", "d_kv": 16, "mixed_precision": "auto", "finetune_from": "none",
+    **SMALL,
+    "max_steps": 1,
+    "memory_budget": "2G",
+    "d_kv": 16,
+    "mixed_precision": "auto",
+    "finetune_from": "none",
     "warmup_steps": 0,
     "vocab_size": 700,
-}  # fmt: skip
+}
 
 
 def notes(folder: Path, config: Config) -> list[str]:

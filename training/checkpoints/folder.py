@@ -1,8 +1,8 @@
 """The checkpoints of a run: whole folders, of which the newest and the best are kept.
 
-A checkpoint comes to be by one rename (`storage.atomic_folder`). Its `checksums.json` has the sum of every file, and which
-checkpoint was the best when it was written, so the latest and the best are read from the folders themselves; the links
-`latest` and `best` are for people and scripts.
+A checkpoint comes to be by one rename (`storage.atomic_folder`). Its `checksums.json` has the sum of every file, and
+which checkpoint was the best when it was written, so the latest and the best are read from the folders themselves; the
+links `latest` and `best` are for people and scripts.
 
     <output_dir>/<run_name>/run.json          see `training/checkpoints/runs.py`
     <output_dir>/<run_name>/checkpoints/step_00000050/   a whole model folder, and state/ for resuming
@@ -95,7 +95,9 @@ class Checkpoints:
         return next((path for path in self._all() if not self._damages(path, deep=False)), None)
 
     def last(self, count: int) -> list[Path]:
-        """The last checkpoints, oldest first: so many, or as many as are kept, of which every byte is as it was written."""
+        """The last checkpoints, oldest first: so many, or as many as are kept, of which every byte is as it was
+        written.
+        """
         return [path for path in self._all()[: min(count, self.keep_latest)][::-1] if not self._damages(path)]
 
     def best(self) -> Path | None:
@@ -104,7 +106,9 @@ class Checkpoints:
         return named if named is not None and named.is_dir() and not damages(named, deep=False) else None
 
     def named_best(self) -> Path | None:
-        """The checkpoint with the best evaluation as the newest one knows it, whatever has become of its files since."""
+        """The checkpoint with the best evaluation as the newest one knows it, whatever has become of its files
+        since.
+        """
         known = [path for path in self._all() if not self._damages(path, deep=False)] or self._all()
         for path in known:
             with suppress(UserError):  # even its sums are damaged
@@ -156,7 +160,9 @@ class Checkpoints:
                 clear_leftovers(self.folder / path.name.removeprefix(sign))
 
     def finish_last_save(self) -> None:
-        """Do what a process that was killed after its last save has left undone: links, and removing old ones; raises OSError."""
+        """Do what a process that was killed after its last save has left undone: links, and removing old ones; raises
+        OSError.
+        """
         if self._all():
             self._point()
             self._rotate()

@@ -1,4 +1,6 @@
-"""The folders of runs: making, replacing, resuming and publishing one, and finding the newest; `run.json` says what a run is."""
+"""The folders of runs: making, replacing, resuming and publishing one, and finding the newest; `run.json` says what a
+run is.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,9 @@ def delete_replaced_run(run_dir: Path) -> None:
 
 
 def restore_replaced_run(run_dir: Path) -> bool:
-    """Give the run that a new one has replaced its place again, if there is one: the new one ended before its model was there."""
+    """Give the run that a new one has replaced its place again, if there is one: the new one ended before its model was
+    there.
+    """
     if not os.path.lexists(replaced_by(run_dir)):
         return False
     with suppress(OSError):  # it lies beside, whole
@@ -201,7 +205,8 @@ def run_of_attempt(output_dir: str | Path, name: str) -> str | None:
 
 
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:
-    """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970), order; None if it is not a run.
+    """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970), order; None if it is not a
+    run.
 
     `order` grows from start to start, whatever the clock says.
     """

@@ -1,6 +1,8 @@
-"""How far a run is, as its checkpoint keeps it in `state/training.json`: the step, the best loss, how its steps are done.
+"""How far a run is, as its checkpoint keeps it in `state/training.json`: the step, the best loss, how its steps are
+done.
 
-Data order, masks, dropout and rounding are functions of (seed, step), so there is no generator state and no list of seen rows.
+Data order, masks, dropout and rounding are functions of (seed, step), so there is no generator state and no list of
+seen rows.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class TrainingState:
         best_metric: see `training.evaluation.stopping`; None before the first evaluation.
         first_eval_loss: of the evaluation before the first step; None before that.
         divergence: see `training.divergence`; None: every number was finite so far.
-        best_evaluation: step and numbers of the best one, for the model's card where the log is lost; of the last one, as long as
-            none is better than that of step 0.
+        best_evaluation: step and numbers of the best one, for the model's card where the log is lost; of the last one,
+            as long as none is better than that of step 0.
         measured_on: rows of the best numbers, see `training.evaluation.stopping`; None where a run begins.
     """
 

@@ -1,3 +1,3 @@
-"""Evaluation of a model: `losses` over held-out rows, the `scores` of answers to them (`samples`), `label_scores` of heads.
-`answers` writes them. `stopping` remembers the best evaluation and ends a run that gets no better.
+"""Evaluation of a model: `losses` over held-out rows, the `scores` of answers to them (`samples`), `label_scores` of
+heads. `answers` writes them. `stopping` remembers the best evaluation and ends a run that gets no better.
 """

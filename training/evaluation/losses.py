@@ -20,7 +20,8 @@ class Evaluation:
     """Mean loss per label token over `rows` rows of all processes; of preferences, per pair of answers.
 
     Args:
-        tokens: what the mean is over. metrics: further figures of the objective, means as well, or scores of predicted labels.
+        tokens: what the mean is over. metrics: further figures of the objective, means as well, or scores of predicted
+            labels.
         is_of_text: whether the loss is one of tokens, whose exponential is the perplexity.
     """
 

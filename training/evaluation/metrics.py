@@ -1,14 +1,16 @@
 """How one answer is compared with the right ones: one function a metric, listed in `METRICS`.
 
-A metric turns one row into a few numbers, numbers are added over rows and processes, and its percentages follow from the sums.
+A metric turns one row into a few numbers, numbers are added over rows and processes, and its percentages follow from
+the sums.
 
 Chinese: letters of Chinese, Japanese and Korean are tokens of their own for F1, ROUGE and `char_bleu`; other text is
 split as the metric's own program does it.
 
-Several right answers: exact match, F1 and ROUGE count the best of them, each for itself; sacrebleu takes them as its references.
+Several right answers: exact match, F1 and ROUGE count the best of them, each for itself; sacrebleu takes them as its
+references.
 
-Ranked answers: a right answer is found where an answer is the same text, the first of them counts. Recall@K is whether it is among the first K,
-NDCG@K is 1 / log2(rank + 1) there, MRR is 1 / rank among all.
+Ranked answers: a right answer is found where an answer is the same text, the first of them counts. Recall@K is whether
+it is among the first K, NDCG@K is 1 / log2(rank + 1) there, MRR is 1 / rank among all.
 Source: SQuAD's evaluation script (arXiv 1606.05250); sacrebleu (arXiv 1804.08771); rouge-score of google-research.
 """
 
@@ -43,10 +45,11 @@ class Metric:
     """One way to compare, of one score or several.
 
     Args:
-        names: of its scores. count: the numbers of one row, of its answers, best first, and the right ones; always as many.
+        names: of its scores. count: the numbers of one row, of its answers, best first, and the right ones; always as
+            many.
         signature: sacreBLEU's.
-        scores: the percentages, one for each name, of the summed numbers, the last of which is the number of rows: means of rows, unless
-            a metric says otherwise.
+        scores: the percentages, one for each name, of the summed numbers, the last of which is the number of rows:
+            means of rows, unless a metric says otherwise.
     """
 
     names: tuple[str, ...]
@@ -76,7 +79,9 @@ def _tokens(text: str) -> list[str]:
 
 
 def is_word(text: str) -> bool:
-    """Whether a text is a single word: without blanks, and of Chinese, Japanese or Korean no longer than such words are."""
+    """Whether a text is a single word: without blanks, and of Chinese, Japanese or Korean no longer than such words
+    are.
+    """
     return len(text.split()) <= 1 and len(_CJK_LETTER.findall(text)) <= LONGEST_CJK_WORD
 
 

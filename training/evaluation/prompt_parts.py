@@ -14,7 +14,8 @@ from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from model.decoding.generation import is_cut
 from settings.declared import GenerateConfig
 
-# where prompts are cut, and how near this must be to where the parts would be equal, in parts: sentences end, then blanks
+# where prompts are cut, and how near this must be to where the parts would be equal, in parts: sentences end, then
+# blanks
 CUTS = (re.compile(r"[.!?;:]+\s+|[。！？；]\s*"), 0.25), (re.compile(r"\s+"), 0.5)
 
 
@@ -39,14 +40,17 @@ class PromptParts:
     def answered(
         self, inputs: Sequence[list[int]], write: Callable[[list[list[int]]], list[list[int]]]
     ) -> list[list[int]]:
-        """Token ids of one answer to each prompt; with end of text, unless one of its parts was cut by the longest length."""
+        """Token ids of one answer to each prompt; with end of text, unless one of its parts was cut by the longest
+        length.
+        """
         parts = list(map(self.split, inputs))
         written = iter(write([part for several in parts for part in several]))
         return [self._joined(list(islice(written, len(several)))) for several in parts]
 
     def split(self, ids: list[int]) -> list[list[int]]:
-        """The prompt in parts of about equal length, each worded as it was; whole if it is no longer than `split_prompts`, or holds
-        several turns."""
+        """The prompt in parts of about equal length, each worded as it was; whole if it is no longer than
+        `split_prompts`, or holds several turns.
+        """
         count = -(-(len(ids) - 1) // self.settings.split_prompts)
         if count < 2:
             return [ids]

@@ -105,8 +105,8 @@ class References:
     """What is known of the right answers of rows.
 
     Args:
-        unknown: rows whose right answers all have unknown tokens, which no answer matches. counts: how many right answers rows
-            have. are_words: whether none is longer than a word.
+        unknown: rows whose right answers all have unknown tokens, which no answer matches. counts: how many right
+            answers rows have. are_words: whether none is longer than a word.
     """
 
     unknown: int = 0

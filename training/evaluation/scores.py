@@ -1,8 +1,8 @@
 """How near generated answers are to the right ones: sums over rows, from which every score of a corpus follows.
 
-No score needs the texts once a row is counted: exact match, token F1 and those of ranked answers are means, BLEU and chrF follow from summed
-n-gram counts, ROUGE is the mean of its rows. So the sums of several processes add up alike. All scores are percentages; `metrics` has
-a function for each.
+No score needs the texts once a row is counted: exact match, token F1 and those of ranked answers are means, BLEU and
+chrF follow from summed n-gram counts, ROUGE is the mean of its rows. So the sums of several processes add up alike. All
+scores are percentages; `metrics` has a function for each.
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ class AnswerScores:
         self.sums += np.array([*numbers, 1.0])
 
     def result(self, sums: Sums | None = None) -> dict[str, float]:
-        """Score name -> percentage, of the own sums or of those gathered over processes; empty where no row was counted."""
+        """Score name -> percentage, of the own sums or of those gathered over processes; empty where no row was
+        counted.
+        """
         sums = self.sums if sums is None else sums
         if not sums[-1]:
             return {}

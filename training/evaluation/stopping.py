@@ -1,7 +1,7 @@
 """The best evaluation, and early stopping.
 
-One number decides both: the evaluation loss, or a score of answers. What it needs to know lies in the checkpoint's state,
-so that a resumed run stops at the same step as one that was never interrupted.
+One number decides both: the evaluation loss, or a score of answers. What it needs to know lies in the checkpoint's
+state, so that a resumed run stops at the same step as one that was never interrupted.
 
 Source: early stopping with patience: Prechelt 1998, "Early Stopping - But When?".
 """
@@ -71,7 +71,9 @@ class BestMetric:
         return asdict(self)
 
     def is_best(self, step: int, values: Mapping[str, float]) -> bool:
-        """Take in the numbers of one evaluation and say whether it is the best so far; equal is not better, inf and nan are never."""
+        """Take in the numbers of one evaluation and say whether it is the best so far; equal is not better, inf and nan
+        are never.
+        """
         number = values[self.metric]
         less_is_better = self.metric.rpartition("/")[2] in LESS_IS_BETTER  # of all validation sets, or of one
         is_better = self.value is None or (number < self.value if less_is_better else number > self.value)

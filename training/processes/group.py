@@ -1,7 +1,7 @@
 """The processes of a run: sums over all of them, and the main one's word for the others. One process is a group of one.
 
-Numbers and objects go over the hosts (gloo), so that no GPU is waited for. Where a process fails, its launcher ends the others on
-its machine, and the connections that break end those elsewhere.
+Numbers and objects go over the hosts (gloo), so that no GPU is waited for. Where a process fails, its launcher ends the
+others on its machine, and the connections that break end those elsewhere.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Group:
     """All processes of a run, which ask together; without an accelerator, this one alone, for which no torch is loaded.
 
     Attributes:
-        rank: number of this process. size: how many there are. is_main: it speaks for all. is_first_here: on its machine.
+        rank: number of this process. size: how many there are. is_main: it speaks for all. is_first_here: on its
+            machine.
         hosts: over which tensors of the host are reduced; None: the default process group.
     """
 
@@ -106,7 +107,9 @@ class Group:
         return [max(each) for each in self._of_each(numbers)]
 
     def _of_each(self, numbers: tuple[float, ...]) -> list[tuple[float, ...]]:
-        """For each number those of all processes: asked several times a step, so one collective, where `gather` takes two."""
+        """For each number those of all processes: asked several times a step, so one collective, where `gather` takes
+        two.
+        """
         if self.size == 1:
             return [(number,) for number in numbers]
         import torch

@@ -1,9 +1,9 @@
 """Signals that end a run early without losing anything: the first asks, the second insists.
 
 A launcher forwards the Ctrl-C that its children have already received from the terminal, and `kill` often comes from a
-batch system that repeats itself: signals that follow the first shortly after count as the same request, not a second one.
-A terminal that is closed asks as Ctrl-C does (SIGHUP), unless the run was started with `nohup`; what was written to it is
-from then on written nowhere.
+batch system that repeats itself: signals that follow the first shortly after count as the same request, not a second
+one. A terminal that is closed asks as Ctrl-C does (SIGHUP), unless the run was started with `nohup`; what was written
+to it is from then on written nowhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def ends_like_ctrl_c() -> Iterator[None]:
 
 
 def interrupt_main_thread() -> None:
-    """Let the main thread take what SIGTERM does here; where nothing waits for that, as in a notebook, what Ctrl-C does."""
+    """Let the main thread take what SIGTERM does here; where nothing waits for that, as in a notebook, what Ctrl-C
+    does.
+    """
     number = next((one for one in (signal.SIGTERM, signal.SIGINT) if callable(signal.getsignal(one))), None)
     if number is None:
         return
@@ -78,8 +80,8 @@ def _leave_terminal(number: int) -> None:
 
 
 def _write(stream: TextIO, told: bytes) -> None:
-    """Tell in a signal's handler: print may be what the signal has interrupted. Where nobody reads it, as after the Ctrl-C that
-    has ended `tee` too, the step goes on all the same.
+    """Tell in a signal's handler: print may be what the signal has interrupted. Where nobody reads it, as after the
+    Ctrl-C that has ended `tee` too, the step goes on all the same.
     """
     with suppress(OSError, ValueError):
         os.write(stream.fileno(), told)

@@ -1,7 +1,7 @@
 """What a launcher's environment says: which process of the run this is, and which attempt of the launch.
 
-accelerate and torchrun set the same variables; without a launcher there is one process, number 0. Imports no torch, so that
-a refusal can ask before torch is loaded.
+accelerate and torchrun set the same variables; without a launcher there is one process, number 0. Imports no torch, so
+that a refusal can ask before torch is loaded.
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ def launch_problems() -> list[str]:
     if not signs or os.environ.get("MASTER_ADDR"):
         return []
     text = (
-        "MASTER_ADDR = none, is needed where {signs} say that a launcher has started this process; for one process unset "
-        "them, for several start this program by torchrun --nproc_per_node=N, or set MASTER_ADDR to the host of process 0"
+        "MASTER_ADDR = none, is needed where {signs} say that a launcher has started this process; for one process "
+        "unset "
+        "them, for several start this program by torchrun --nproc_per_node=N, or set MASTER_ADDR to the host of "
+        "process 0"
     )
     return [say(text, signs=join(", ", signs))]
 
@@ -111,7 +113,8 @@ def restarts() -> int:
 def launch_folder() -> Path | None:
     """torchrun's folder for this launch on this machine: the same for each of its attempts, and no other launch has it.
 
-    Source: torch 2.13, distributed/elastic/multiprocessing/api.py, `DefaultLogsSpecs.reify`: FOLDER/attempt_0/0/error.json.
+    Source: torch 2.13, distributed/elastic/multiprocessing/api.py, `DefaultLogsSpecs.reify`:
+    FOLDER/attempt_0/0/error.json.
     """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(error_file).parents[2] if error_file else None
@@ -123,7 +126,8 @@ def may_be_restarted() -> bool:
 
 
 def meets_where_the_last_met() -> bool:
-    """Whether a restart would find addresses of the attempt before it, where torch's processes meet: some then wait for ever.
+    """Whether a restart would find addresses of the attempt before it, where torch's processes meet: some then wait for
+    ever.
 
     Source: torch 2.13, distributed/rendezvous.py, which counts on a new store for each attempt.
     """

@@ -1,8 +1,8 @@
 """The README.md of a published model: what it is, its data, plan, measured peak, time and scores.
 
-Written from the run's own files (`settings.json`, `metrics.jsonl`) when a run ends and when a model is exported. Files are
-told by name, without their folders. A card that its owner has changed is left alone. Nothing is uploaded here: the command that
-would is told.
+Written from the run's own files (`settings.json`, `metrics.jsonl`) when a run ends and when a model is exported. Files
+are told by name, without their folders. A card that its owner has changed is left alone. Nothing is uploaded here: the
+command that would is told.
 Source: Hugging Face's model cards, YAML between two lines of dashes, then Markdown.
 """
 
@@ -32,9 +32,19 @@ CARD_FILE, MARK = "README.md", "<!-- written by FrugalT5; remove this line to ke
 # not for others; the last only while the run is alive
 OWN_FILES = ("checkpoints/*", RUN_FILE, SETTINGS_FILE, OWNER_FILE)
 SHOWN = (
-    "objective", "max_seq_len", "max_target_len", "max_steps", "effective_batch_size", "optimizer", "learning_rate", "lr_schedule",
-    "dropout_rate", "lora_rank", "mixed_precision", "seed",
-)  # fmt: skip
+    "objective",
+    "max_seq_len",
+    "max_target_len",
+    "max_steps",
+    "effective_batch_size",
+    "optimizer",
+    "learning_rate",
+    "lr_schedule",
+    "dropout_rate",
+    "lora_rank",
+    "mixed_precision",
+    "seed",
+)
 TEMPLATE = """---
 library_name: {{ form }}
 pipeline_tag: {{ task }}
@@ -171,7 +181,9 @@ def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
 
 
 def push_command(folder: Path, name: str = "") -> str:
-    """The command that uploads a folder, for the user to type; without a name, into one of theirs that is named like the folder."""
+    """The command that uploads a folder, for the user to type; without a name, into one of theirs that is named like
+    the folder.
+    """
     left_out = "".join(f" --exclude '{pattern}'" for pattern in OWN_FILES[:-1] if any(folder.glob(pattern)))
     return f"hf upload {name or f'YOUR_NAME/{shlex.quote(folder.name)}'} {shlex.quote(str(folder))} .{left_out}"
 
@@ -180,7 +192,8 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False, file
     """The text of a model's card.
 
     Args:
-        has_spiece: whether the tokenizer beside it is `spiece.model` alone. file: with the model, where its format has one file.
+        has_spiece: whether the tokenizer beside it is `spiece.model` alone. file: with the model, where its format has
+            one file.
         model: a run's folder, whose log folder its settings name; of any other folder little is known.
     Memory: one event at a time.
     """
@@ -198,12 +211,22 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False, file
         encoder = "" if head.writes_text else ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape).ending
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE).render(
-        form=form, mark=MARK, name=model.name, has_spiece=has_spiece, file=file, about=_about(shape, settings), settings=settings,
-        encoder=encoder, task=head.hub_name,
+        form=form,
+        mark=MARK,
+        name=model.name,
+        has_spiece=has_spiece,
+        file=file,
+        about=_about(shape, settings),
+        settings=settings,
+        encoder=encoder,
+        task=head.hub_name,
         data={role: ", ".join(Path(public(part)).name for part in names.split(",")) for role, names in files.items()},
-        training=_training(settings, events), first_loss=end.get("first_eval_loss"),
-        best=end.get("best_evaluation") or events.get("best") or events.get("eval"),  # the log may begin after it: on another machine
-    )  # fmt: skip
+        training=_training(settings, events),
+        first_loss=end.get("first_eval_loss"),
+        best=end.get("best_evaluation")
+        or events.get("best")
+        or events.get("eval"),  # the log may begin after it: on another machine
+    )
 
 
 def _shape(model: Path, settings: Mapping[str, Any]) -> T5ModelConfig | None:
@@ -247,7 +270,8 @@ def _training(settings: Mapping[str, Any], events: Mapping[str, Any]) -> list[tu
 
 
 def _events(path: Path) -> dict[str, Any]:
-    """The last event of each kind, but the first plan; what the steps took; and as `best` the evaluation of the best checkpoint.
+    """The last event of each kind, but the first plan; what the steps took; and as `best` the evaluation of the best
+    checkpoint.
 
     Where none was better than the untrained model the last one is published, and no mean.
     """

@@ -1,10 +1,11 @@
-"""A run's sign of life, and what is requested of it from outside: two small files in its log folder, for pages and scripts.
+"""A run's sign of life, and what is requested of it from outside: two small files in its log folder, for pages and
+scripts.
 
 `heartbeat.json` is written anew every two seconds by a thread of its own, so that a step of a minute is no silence, and
 once more at the end with how the run ended. `request` holds a word that somebody else wrote: `stop` ends the run behind
 its step, saved, and `save` has it write a checkpoint. It is looked for once a step, which costs one failed `open`.
-A run that still prepares its rows, or plans, beats too; of one that is refused then, before its folder is made, nothing is left. There `stop` is looked for at
-each beat, and ends the run as Ctrl-C does; `save` waits for the first step.
+A run that still prepares its rows, or plans, beats too; of one that is refused then, before its folder is made, nothing
+is left. There `stop` is looked for at each beat, and ends the run as Ctrl-C does; `save` waits for the first step.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ STARTING, RUNNING, DONE, STOPPED, FAILED = "starting", "running", "done", "stopp
 
 
 class Heartbeat:
-    """The sign of life of one run: silent until `begin` or `run`. A context that ends it with how the run ended; of a run that only
-    began it takes the sign away (unless `keep` was called), and where an earlier part of the run had one, that is there again.
+    """The sign of life of one run: silent until `begin` or `run`. A context that ends it with how the run ended; of a
+    run that only began it takes the sign away (unless `keep` was called), and where an earlier part of the run had one,
+    that is there again.
 
     Args:
-        stop: lets the main thread end, where somebody has asked a run to stop before its first step; of one in another thread the
-            request waits for that step.
+        stop: lets the main thread end, where somebody has asked a run to stop before its first step; of one in another
+            thread the request waits for that step.
     """
 
     def __init__(self, stop: Callable[[], object] = lambda: None) -> None:
@@ -93,7 +95,9 @@ class Heartbeat:
         self._go_on(RUNNING, folder, facts)
 
     def poll_request(self) -> str:
-        """What was asked for since the last call: STOP, SAVE, or nothing; of processes that give no sign nothing is asked."""
+        """What was asked for since the last call: STOP, SAVE, or nothing; of processes that give no sign nothing is
+        asked.
+        """
         return self._take(STOP, SAVE) if self._state == RUNNING else ""
 
     def _go_on(self, state: str, folder: Path, facts: Callable[[], dict[str, Any]]) -> None:
@@ -110,7 +114,9 @@ class Heartbeat:
                 self._end_run()
 
     def _take(self, *heard: str) -> str:
-        """The request that lies there, if it is one of these; another is left there, words that are none are removed."""
+        """The request that lies there, if it is one of these; another is left there, words that are none are
+        removed.
+        """
         try:
             with open(self._folder / REQUEST_FILE, encoding="utf8", errors="replace") as file:
                 word = file.read(20).strip()
@@ -122,9 +128,14 @@ class Heartbeat:
 
     def _beat(self, state: str, reason: str = "") -> None:
         record = {
-            "state": state, "reason": str(reason), "process": os.getpid(), "host": platform.node(),
-            "started": self._started, "time": time.time(), **self._facts(),
-        }  # fmt: skip
+            "state": state,
+            "reason": str(reason),
+            "process": os.getpid(),
+            "host": platform.node(),
+            "started": self._started,
+            "time": time.time(),
+            **self._facts(),
+        }
         with suppress(OSError), self._writes:  # a disk that is full for a moment; the next one is soon
             write_text(self._folder / HEARTBEAT_FILE, json.dumps(record) + "\n", is_synced=False)
 

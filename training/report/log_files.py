@@ -1,7 +1,7 @@
 """The files that a run writes of itself: the log for people, which is loguru's, and `metrics.jsonl` for programs.
 
-Each line is flushed, so that a killed run loses at most the line it was writing. On resume, what lies after the checkpoint is
-dropped: each step stands once.
+Each line is flushed, so that a killed run loses at most the line it was writing. On resume, what lies after the
+checkpoint is dropped: each step stands once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def _new_file(folder: Path, run_name: str) -> TextIO:
 
 
 class _LogFile:
-    """Where loguru's lines go: a full disk is told as such, where loguru would show a traceback for each line and go on."""
+    """Where loguru's lines go: a full disk is told as such, where loguru would show a traceback for each line and go
+    on.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._folder, self._file = Path(file.name).parent, file

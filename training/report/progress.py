@@ -1,8 +1,8 @@
 """What the user sees while a run is going: a few live lines on a terminal, one line a metric; plain lines elsewhere.
 
-All text for the screen passes through here, so that nothing breaks the live lines. Only the main process shows anything.
-On a terminal, sentences and tables are broken between words at its width, as wide as Chinese letters are there; commands to
-copy stay whole. Colours are rich's, which heeds NO_COLOR.
+All text for the screen passes through here, so that nothing breaks the live lines. Only the main process shows
+anything. On a terminal, sentences and tables are broken between words at its width, as wide as Chinese letters are
+there; commands to copy stay whole. Colours are rich's, which heeds NO_COLOR.
 """
 
 from __future__ import annotations

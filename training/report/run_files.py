@@ -1,7 +1,9 @@
-"""The files by which a run is known, and how they are read: by the run itself, its card, `history`, `runs` and the page.
+"""The files by which a run is known, and how they are read: by the run itself, its card, `history`, `runs` and the
+page.
 
-A run is a folder of `log_dir` with a `metrics.jsonl`, `launch.json` or `heartbeat.json`, or one of `output_dir` with a `run.json`.
-Any of them may be of another version or be written by somebody else: what cannot be read counts as not there.
+A run is a folder of `log_dir` with a `metrics.jsonl`, `launch.json` or `heartbeat.json`, or one of `output_dir` with a
+`run.json`. Any of them may be of another version or be written by somebody else: what cannot be read counts as not
+there.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def saved_runs(output_dir: Path) -> list[Path]:
 class EventReader:
     """Reads a `metrics.jsonl` from where it has come to: what is there, and later what was added.
 
-    A line that is still being written waits for its end. What is no event is passed over: a torn line, one of more than 1 MiB.
+    A line that is still being written waits for its end. What is no event is passed over: a torn line, one of more than
+    1 MiB.
 
     Args:
         path: of the file. offset: where to begin; within a line, behind it.

@@ -1,8 +1,8 @@
 """The log of one run: what happened, said once, and heard by all who listen.
 
-An event goes to metrics.jsonl, and from there to trackers and callbacks; a sentence to the screen and, in English, to the log
-file; a sign of life every two seconds to `heartbeat.json`. What is said of a step, an evaluation or a recovery is worded where it
-happens.
+An event goes to metrics.jsonl, and from there to trackers and callbacks; a sentence to the screen and, in English, to
+the log file; a sign of life every two seconds to `heartbeat.json`. What is said of a step, an evaluation or a recovery
+is worded where it happens.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Listener = Callable[[dict[str, Any]], Any]  # takes an event
 
 
 class RunLog:
-    """A context, so that the terminal is whole again whatever happens, and why a run has failed stands in its files. Processes but
-    the main one tell nothing.
+    """A context, so that the terminal is whole again whatever happens, and why a run has failed stands in its files.
+    Processes but the main one tell nothing.
 
     Args:
         output, train: settings of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
         monitor: whose records are events. sign: of life; its own context ends it.
-        listeners: hear of each event, as it stands in metrics.jsonl; one that returns "stop" or "save" requests that after the
-            step.
+        listeners: hear of each event, as it stands in metrics.jsonl; one that returns "stop" or "save" requests that
+            after the step.
     Raises:
         UserError: `log_dir` cannot be written.
     """
@@ -144,7 +144,9 @@ class RunLog:
             self._metrics.truncate_after(step, spared="recovery")
 
     def poll_request(self) -> str:
-        """What a listener, or somebody from outside, has asked for since the last call; see `training.report.heartbeat`."""
+        """What a listener, or somebody from outside, has asked for since the last call; see
+        `training.report.heartbeat`.
+        """
         request, self._request = self._request, ""
         return request or self._sign.poll_request()
 
@@ -166,9 +168,14 @@ class RunLog:
             with suppress(UserError):  # the log's disk is full for a moment: the sign of life goes on
                 logger.info("{}", str(monitor.line(self._step)))
         return {
-            "step": self._step, "max_steps": self._max_steps, "seconds_left": self.progress.seconds_left, "log": str(self._file),
-            "peak_bytes": monitor.peak_bytes, "budget_bytes": monitor.budget_bytes, **monitor.latest(),
-        }  # fmt: skip
+            "step": self._step,
+            "max_steps": self._max_steps,
+            "seconds_left": self.progress.seconds_left,
+            "log": str(self._file),
+            "peak_bytes": monitor.peak_bytes,
+            "budget_bytes": monitor.budget_bytes,
+            **monitor.latest(),
+        }
 
 
 def ending_lines(error: BaseException | None) -> list[str]:

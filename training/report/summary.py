@@ -53,7 +53,9 @@ class Summary:
 
     @property
     def run_peak_bytes(self) -> int:
-        """The peak that the plan speaks of: a probe, a second process beside this one, is over before its first step."""
+        """The peak that the plan speaks of: a probe, a second process beside this one, is over before its first
+        step.
+        """
         rest = [size for phase, size in self.phase_peaks.items() if phase not in ("start", "prepare", "probe")]
         is_of_phases = self.host_peak_bytes is None
         return max(rest) if is_of_phases and self.is_probe_highest and rest else self.measured_peak_bytes
@@ -92,13 +94,18 @@ class Summary:
         if not self.is_plan_over:
             peak, budget = self.host_peak_bytes or 0, self.host_budget_bytes or 0
             message = (
-                "--memory_budget = {budget}, was exceeded in RAM, first {when}: the peak was {peak}, with the libraries of the "
+                "--memory_budget = {budget}, was exceeded in RAM, first {when}: the peak was {peak}, with the "
+                "libraries of the "
                 "device; everything is saved in {folder}. Use --memory_budget={enough}M"
             )
         return say(
-            message, budget=format_size(budget), when=self.first_over, peak=format_size(peak), folder=self.model_dir,
+            message,
+            budget=format_size(budget),
+            when=self.first_over,
+            peak=format_size(peak),
+            folder=self.model_dir,
             enough=-(-max(peak, self.measured_peak_bytes) // MIB),
-        )  # fmt: skip
+        )
 
     def history(self, event: str = "step") -> dict[str, list[Any]]:
         """The run's events of one kind as columns, which `pandas.DataFrame` takes; see `training.report.history`."""
@@ -123,12 +130,16 @@ def plan_rows(plan: Plan, weights: int, reopens: bool, disk: str) -> Rows:
     if choice.accumulation_passes * choice.micro_batches_per_pass > 1:
         batch = say(
             "{rows} = micro-batch {micro} x accumulation {times}",
-            rows=batch, micro=choice.batch_size_per_gpu, times=choice.gradient_accumulation_steps,
-        )  # fmt: skip
+            rows=batch,
+            micro=choice.batch_size_per_gpu,
+            times=choice.gradient_accumulation_steps,
+        )
     peak = say(
-        "{peak} of {budget} ({share})", peak=format_size(plan.peak_bytes), budget=format_size(plan.budget_bytes),
+        "{peak} of {budget} ({share})",
+        peak=format_size(plan.peak_bytes),
+        budget=format_size(plan.budget_bytes),
         share=f"{plan.peak_bytes / plan.budget_bytes:.0%}",
-    )  # fmt: skip
+    )
     rows: Rows = [(say("predicted peak"), peak)]
     if promise := promised_time(plan):
         rows.append((say("time"), promise))
@@ -136,8 +147,12 @@ def plan_rows(plan: Plan, weights: int, reopens: bool, disk: str) -> Rows:
         *rows,
         (
             say("parameters"),
-            say("{count}, stored in {storage}, computed in {compute}",
-                count=f"{weights:,}", storage=choice.storage, compute=choice.compute),
+            say(
+                "{count}, stored in {storage}, computed in {compute}",
+                count=f"{weights:,}",
+                storage=choice.storage,
+                compute=choice.compute,
+            ),
         ),
         (say("effective batch"), batch),
         (say("activation checkpointing"), plan.recomputed()),
@@ -147,7 +162,7 @@ def plan_rows(plan: Plan, weights: int, reopens: bool, disk: str) -> Rows:
         ),
         (say("disk"), disk),
         *((say("note"), reason) for reason in plan.reasons),
-    ]  # fmt: skip
+    ]
 
 
 def parts_rows(plan: Plan) -> Rows:
@@ -177,8 +192,11 @@ def result_rows(summary: Summary) -> Rows:
         if s.counted_peak_bytes > s.budget_bytes:
             told = "{peak}, in the margin above the budget of {budget} since others have lowered it; {highest} before"
         told = say(
-            told, peak=format_size(s.counted_peak_bytes), budget=format_size(s.budget_bytes), highest=format_size(s.measured_peak_bytes),
-        )  # fmt: skip
+            told,
+            peak=format_size(s.counted_peak_bytes),
+            budget=format_size(s.budget_bytes),
+            highest=format_size(s.measured_peak_bytes),
+        )
     rows.append((name, told))
     if s.host_peak_bytes is not None and s.host_budget_bytes is not None:
         over = s.first_over if s.is_ram_over else None
@@ -206,9 +224,10 @@ def detail_rows(summary: Summary) -> Rows:
         steps = say("{steps} in {time}, {speed} tokens/s", steps=s.steps, **took)
     peak = say(
         "planned {planned}, measured {measured} ({deviation})",
-        planned=format_size(s.planned_peak_bytes), measured=format_size(s.run_peak_bytes),
+        planned=format_size(s.planned_peak_bytes),
+        measured=format_size(s.run_peak_bytes),
         deviation=f"{s.run_peak_bytes / s.planned_peak_bytes - 1:+.0%}",
-    )  # fmt: skip
+    )
     rows: Rows = [(say("steps"), steps), (say("peak"), peak)]
     rows += [] if s.host_peak_bytes is None else [(say("peak RAM"), format_size(s.host_peak_bytes))]
     phases = set(PHASES) if s.is_probe_highest else set(PHASES) - {"probe"}
@@ -239,7 +258,9 @@ def _example(prompt: str) -> str:
 
 
 def next_commands(model_dir: str, leads_to_finetuning: bool, prompt: str) -> Sequence[str]:
-    """What the user may type next: an answer to a prompt, an evaluation, and finetuning where the model is there for it."""
+    """What the user may type next: an answer to a prompt, an evaluation, and finetuning where the model is there for
+    it.
+    """
     typed, model_dir = program(), shlex.quote(model_dir)
     lines = [
         f"{typed} generate --model={model_dir} --input='{_example(prompt)}'",

@@ -1,4 +1,5 @@
-"""Who else hears of a run: the trackers that Accelerate knows, off unless they are named: nothing leaves the machine unasked.
+"""Who else hears of a run: the trackers that Accelerate knows, off unless they are named: nothing leaves the machine
+unasked.
 
 Each event of metrics.jsonl that holds numbers by step is handed on: `train/...` of a step, `eval/...` of an evaluation,
 `memory/...` in bytes. A package that is missing is told with its `pip install` line, where Accelerate would omit it.
@@ -25,8 +26,12 @@ PROJECT = "frugalt5"
 MODULES, PACKAGES = {"tensorboard": "torch.utils.tensorboard"}, {"comet_ml": "comet-ml"}
 # what each calls the name of a run; others number their runs
 RUN_NAMES = {
-    "wandb": "name", "trackio": "name", "mlflow": "run_name", "swanlab": "experiment_name", "clearml": "task_name",
-}  # fmt: skip
+    "wandb": "name",
+    "trackio": "name",
+    "mlflow": "run_name",
+    "swanlab": "experiment_name",
+    "clearml": "task_name",
+}
 PREFIXES = {"step": "train", "eval": "eval", "memory": "memory"}
 
 
@@ -65,7 +70,8 @@ def trackers(
     """Open the trackers of a run, and close them whatever happens: a context that gives what takes its events.
 
     Args:
-        accelerator: made with `log_with`. output: settings of the run, its name settled. settings: all of them, by flat name.
+        accelerator: made with `log_with`. output: settings of the run, its name settled. settings: all of them, by flat
+            name.
     """
 
     def close() -> None:

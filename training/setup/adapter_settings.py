@@ -1,4 +1,6 @@
-"""Whether the adapters of a run fit its base. Shapes and names suffice: nothing is loaded, and torch is not imported."""
+"""Whether the adapters of a run fit its base. Shapes and names suffice: nothing is loaded, and torch is not
+imported.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ def check_trained(model: T5ModelConfig, lora: LoraConfig, freeze: str | None, ba
     """Find what is wrong with the adapters and frozen parts of a run, before anything is loaded. Memory: none."""
     adapter = base if base is not None and is_adapter(base) else None
     if lora.lora_rank and base is None:
-        text = "--lora_rank = {lora_rank}, a base to adapt is needed; set --finetune_from=FOLDER, or train without adapters"
+        text = (
+            "--lora_rank = {lora_rank}, a base to adapt is needed; set --finetune_from=FOLDER, or train without "
+            "adapters"
+        )
         return [say(text, lora_rank=lora.lora_rank)]
     if adapter is not None and not lora.lora_rank:
         text = "--finetune_from = {base}, is an adapter; continue with it by --lora_rank={rank}, or merge it first"

@@ -1,4 +1,6 @@
-"""The list that all answers come from: read and tokenized once, in a child process, and kept as a prefix tree under `cache_dir`."""
+"""The list that all answers come from: read and tokenized once, in a child process, and kept as a prefix tree under
+`cache_dir`.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,9 @@ def describe(tree: AnswerTree, sources: Sequence[Source]) -> str:
 
 
 def unlisted_note(tree: AnswerTree, loader: StepLoader, rows: int, of: range | None = None) -> list[str]:
-    """What is said of references among the first held-out rows, or those of a set, that are not in the list; nothing where all are."""
+    """What is said of references among the first held-out rows, or those of a set, that are not in the list; nothing
+    where all are.
+    """
     is_listed = [
         target[:length].tolist() in tree
         for batch in loader.evaluation_batches(rows, READ_ROWS, rows=of)
@@ -184,7 +188,8 @@ def _build(sources: Sequence[Source], data: DataConfig, texts: Path, folder: Pat
             for text, ids in zip(batch, tokenizer.encode_prompts(batch), strict=True):
                 if tokenizer.unk_id in ids:
                     raise UserError(
-                        "--answers, the tokenizer has no token for a part of {text!r}, which no answer can contain; leave it "
+                        "--answers, the tokenizer has no token for a part of {text!r}, which no answer can contain; "
+                        "leave it "
                         "out",
                         text=text[:60],
                     )
@@ -217,7 +222,8 @@ def _texts(sources: Sequence[Source], data: DataConfig) -> Iterator[str]:
             column = names[0]
         if column != data.response_column and len(names) > 1:
             raise UserError(
-                "--answers = {path}, has no column {response_column}; its columns: {names}; name one with --response_column",
+                "--answers = {path}, has no column {response_column}; its columns: {names}; name one with "
+                "--response_column",
                 path=source.path,
                 response_column=data.response_column,
                 names=listed(names),

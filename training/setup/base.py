@@ -1,7 +1,8 @@
-"""Stage 2: the weights that a run starts from, and what follows from them: shape, tokenizer, adapters, how answers are written.
+"""Stage 2: the weights that a run starts from, and what follows from them: shape, tokenizer, adapters, how answers are
+written.
 
-What the folder says is taken over at once: what the user may not choose otherwise, and a layer of settings under those that the user
-has named (`training.saved_model`). Nothing is loaded, but for the headers of files.
+What the folder says is taken over at once: what the user may not choose otherwise, and a layer of settings under those
+that the user has named (`training.saved_model`). Nothing is loaded, but for the headers of files.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def find_base(
     """Decide which weights a run starts from, and take over its shape, tokenizer, adapters' form and way of answering.
 
     Args:
-        run_dir: folder of the run, which need not be there. resumed_dir: the same for a run that goes on; None: a new run.
+        run_dir: folder of the run, which need not be there. resumed_dir: the same for a run that goes on; None: a new
+            run.
         own_metrics: names of the user's own metrics.
         reads_weights: compare the files with their checksums, which reads them once.
     Raises:
@@ -175,7 +177,9 @@ def _refuse_other_files(base: Path, shape: T5ModelConfig) -> None:
 
 
 def _added_tokens(file: str, tokenizer_dir: str, vocab_size: int, lora: LoraConfig) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a model with rows for the tokens of `extra_tokens` that the tokenizer of its base lacks; and what is told."""
+    """The settings of a model with rows for the tokens of `extra_tokens` that the tokenizer of its base lacks; and what
+    is told.
+    """
     tokenizer = Tokenizer.load(tokenizer_dir)
     count = sum(tokenizer.token_to_id(token) is None for token in read_extra_tokens(file))
     if not count:

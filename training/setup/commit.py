@@ -65,7 +65,9 @@ def headline(run: ResolvedRun) -> str:
 
 
 def warnings_of(run: ResolvedRun) -> Iterator[str]:
-    """What is to be told of a run before its first step: where it goes on, and what its settings may do that nobody has asked for."""
+    """What is to be told of a run before its first step: where it goes on, and what its settings may do that nobody has
+    asked for.
+    """
     asked = run.spec.asked
     steps = run.spec.counted
     storage = run.spec.plan.choice.storage
@@ -81,7 +83,8 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
         stored = TensorHeaders(run.start.base).file_bytes
         if storage != "float32" and stored >= WIDE_BYTES * weight_counts(asked.model)["total"]:
             text = (
-                "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, at half the "
+                "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, at "
+                "half the "
                 "size; --mixed_precision=no keeps float32"
             )
             yield say(text, model=run.base, size=format_size(stored), storage=storage)

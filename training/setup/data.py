@@ -224,7 +224,8 @@ def fitted_vocabulary(
     writes_text: bool,
     origin: Callable[[str], str | None],
 ) -> tuple[dict[str, int], list[str]]:
-    """The settings of a new model that has room for the tokenizer's tokens, and its ids of padding and end; and what is told.
+    """The settings of a new model that has room for the tokenizer's tokens, and its ids of padding and end; and what is
+    told.
 
     Args:
         model: as the settings say. origin: where a setting is from, as `Config.origin`.
@@ -306,8 +307,8 @@ def _measured_on(train: StepLoader, held_out: StepLoader, eval_rows: int, answer
 def taken_up(state: TrainingState, now: dict[str, Any], metric: str) -> tuple[TrainingState, list[str]]:
     """A saved state over the rows of now: without its best numbers where they were measured on others.
 
-    A file of data may have grown or changed since, or an evaluation may read more of it. What is compared are the rows themselves:
-    the same ones may lie elsewhere, or have been prepared again.
+    A file of data may have grown or changed since, or an evaluation may read more of it. What is compared are the rows
+    themselves: the same ones may lie elsewhere, or have been prepared again.
 
     Args:
         now: the fields of `MeasuredOn`.

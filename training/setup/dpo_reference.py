@@ -1,10 +1,10 @@
 """The reference model's log-probability of each answer, computed once before training and kept on disk.
 
 A preference run that trains all weights compares with the model it started from. Holding that model beside the one in
-training would double the weights; its log-probabilities are two numbers a row. They are computed in a phase of their own
-that takes no more memory than evaluation, for the rows that the run will see, and stored beside the shards, tied to the
-model's weights, the dtypes and the data. A row that is not known is NaN, so a phase that was interrupted continues where it
-stopped; a resumed run reads the numbers it began with, which its folder names.
+training would double the weights; its log-probabilities are two numbers a row. They are computed in a phase of their
+own that takes no more memory than evaluation, for the rows that the run will see, and stored beside the shards, tied to
+the model's weights, the dtypes and the data. A row that is not known is NaN, so a phase that was interrupted continues
+where it stopped; a resumed run reads the numbers it began with, which its folder names.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
         UserError: the reference model has changed or is gone, and rows are missing; or the disk is full.
     Memory: the model and one micro-batch of evaluation; 1 byte a row; 8 bytes a row on disk.
     """
-    # A resumed run keeps the reference it has, even where the adapter it began with is gone and cannot be told from a model.
+    # A resumed run keeps the reference it has, even where the adapter it began with is gone and cannot be told from a
+    # model.
     if not (run.run_dir / RECORD).is_file() and not run.config.task.stores_reference(
         run.config.train, run.config.preference, run.config.lora
     ):
@@ -198,7 +199,8 @@ class ReferenceStore:
 
 @dataclass(frozen=True)
 class _Record:
-    """Which reference a run has, as `reference.json` in its folder says: it names no place, only what lies in the cache.
+    """Which reference a run has, as `reference.json` in its folder says: it names no place, only what lies in the
+    cache.
 
     Args:
         folder: of the stores. model: digest of the weights. content: digests of the rows, training and held out.

@@ -1,5 +1,5 @@
-"""The Hugging Face hub: checkpoints fetched from it, as a command to type or, where the user asks for it, at once; and the finished
-model uploaded with `push_to_hub`.
+"""The Hugging Face hub: checkpoints fetched from it, as a command to type or, where the user asks for it, at once; and
+the finished model uploaded with `push_to_hub`.
 
 `HF_ENDPOINT` names a mirror. Whoever uploads is logged in by `hf auth login` or `HF_TOKEN`.
 """

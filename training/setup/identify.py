@@ -1,4 +1,6 @@
-"""Stage 1: which run this is, and whether it may be written. New or resumed, its name, budget of the host, lock, sign of life."""
+"""Stage 1: which run this is, and whether it may be written. New or resumed, its name, budget of the host, lock, sign
+of life.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,8 @@ class Identity:
     """Which run this start trains.
 
     Args:
-        config: the settings of this start; of a run that goes on those that it has saved, with the flags of this start over them.
+        config: the settings of this start; of a run that goes on those that it has saved, with the flags of this start
+            over them.
         run_dir: folder of the run, which need not be there yet.
         resumed_dir: the same for a run that goes on; None: a new run.
         budget: of the host's memory.

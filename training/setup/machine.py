@@ -1,4 +1,6 @@
-"""Stage 4: the device of a run, and the memory that it may take there and on its host; the least of all its processes."""
+"""Stage 4: the device of a run, and the memory that it may take there and on its host; the least of all its
+processes.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def installed_bytes(budget: Budget) -> int:
 
 
 def unlike_processors(device: Device, group: Group) -> list[str]:
-    """That the processes compute in other last places, where their processors are not alike: each updates its own weights."""
+    """That the processes compute in other last places, where their processors are not alike: each updates its own
+    weights.
+    """
     here = f"{processor.here().name} {torch.backends.cpu.get_cpu_capability()}"
     if device.name != "cpu" or len(set(group.gather(here))) == 1:
         return []

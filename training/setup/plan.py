@@ -1,4 +1,6 @@
-"""Stage 5: how each step of a run is done, in how much memory; where the plan is near the budget, as `memory.probe` measures it."""
+"""Stage 5: how each step of a run is done, in how much memory; where the plan is near the budget, as `memory.probe`
+measures it.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def choose_plan(run: Beginning, data: PreparedData, budget: Budget, monitor: Mon
     ram_bytes = int(group.all_reduce_max(loaded_bytes(run.device, base_bytes))[0])
     if budget.is_on_device and ram_bytes > budget.host_bytes:
         raise DoesNotFit(
-            "{budget} of RAM ({why}), is less than the {size} that a run on {device} takes there, with the libraries of the device",
+            "{budget} of RAM ({why}), is less than the {size} that a run on {device} takes there, with the libraries "
+            "of the device",
             budget=format_size(budget.host_bytes),
             why=say(budget.binding),
             size=format_size(ram_bytes),
@@ -83,7 +86,9 @@ def choose_plan(run: Beginning, data: PreparedData, budget: Budget, monitor: Mon
 
 
 def plan_again(run: ResolvedRun, settings: StepSettings, budget: Budget) -> Plan:
-    """A plan for the same run with other settings of its steps, or another budget; it need not go on as the run has gone so far."""
+    """A plan for the same run with other settings of its steps, or another budget; it need not go on as the run has
+    gone so far.
+    """
     config = run.config
     folder = weights_folder(config.memory, config.run)
     machine = machine_of(run.device, budget, run.base_bytes, run.group.size, folder)
@@ -136,7 +141,8 @@ def plan_here(run: Beginning, data: PreparedData, rows: Rows, budget: Budget, ba
     if spec.plan.choice.compiled and (failure := compiler_failure(run.device.torch_device)):
         machine = replace(machine, no_compiler=say("torch's compiler fails: {failure}", failure=failure))
         spec = decide(machine)
-    # Steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted.
+    # Steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are
+    # counted.
     is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.offloaded_blocks
     probes = is_near if config.memory.probe == AUTO else config.memory.probe
     return _probed(run, data, spec, budget, base_bytes) if probes else spec
@@ -199,8 +205,9 @@ def machine_for(device_name: str, memory_budget: int | str, folder: Path) -> Mac
 def _probed(run: Beginning, data: PreparedData, spec: RunSpec, budget: Budget, base_bytes: int) -> RunSpec:
     """Measure a plan and decide again, until a plan fits that was measured.
 
-    A child counts to the same budget and the same limits of the system. Where the plan is above what they leave beside this
-    process, a smaller one of the same malloc is measured, and what its measurement says of the formulas corrects the plan.
+    A child counts to the same budget and the same limits of the system. Where the plan is above what they leave beside
+    this process, a smaller one of the same malloc is measured, and what its measurement says of the formulas corrects
+    the plan.
     """
     ram_bytes = budget.host_bytes - base_bytes
     if budget.is_on_device and loaded_bytes(run.device, base_bytes) > ram_bytes:

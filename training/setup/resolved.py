@@ -61,8 +61,8 @@ class Beginning:
 class ResolvedRun(Beginning):
     """A run in which nothing is left to decide: what `training.setup.stages` gives.
 
-    Nothing in `config` that counts for the whole run is auto. What the machine decides stays as it was asked for, since the run may
-    go on on another.
+    Nothing in `config` that counts for the whole run is auto. What the machine decides stays as it was asked for, since
+    the run may go on on another.
 
     Args:
         run_dir: its folder under `output_dir`.

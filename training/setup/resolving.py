@@ -1,7 +1,8 @@
 """`resolve(config, machine, rows)` decides all settings that were left `auto`; torch is not imported.
 
-Three things meet here: what was asked for (`Config`), what there is (`Machine`), and the rows that will be read (`Rows`). A
-run that starts, one that goes on and the command `plan` all come through `resolve`, so that what is planned is what is done.
+Three things meet here: what was asked for (`Config`), what there is (`Machine`), and the rows that will be read
+(`Rows`). A run that starts, one that goes on and the command `plan` all come through `resolve`, so that what is planned
+is what is done.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Rows:
     """The rows that a run reads, as far as they are known.
 
     Args:
-        objective: what they teach. source_tokens, target_tokens: of the longest that can come, all answers of a row together.
+        objective: what they teach. source_tokens, target_tokens: of the longest that can come, all answers of a row
+            together.
         answer_tokens: of the longest that an evaluation may write.
         count: of the training data; None: that is not known. held_out: of the validation data.
         lengths, evaluation: tokens of the rows of all steps to come, and of an evaluation; None: all are the longest.
@@ -162,9 +164,10 @@ class RunSpec:
     """A run in which nothing is left to decide: beside `asked`, no value here is auto.
 
     Args:
-        asked: the settings, with the objective of the rows. machine, rows: what they were decided for. done: steps that were done before.
-        plan: how its steps go, in how much memory. steps: how many there are, and their learning rates; None: that cannot be
-            known, since the rows are not counted and no number of steps is named.
+        asked: the settings, with the objective of the rows. machine, rows: what they were decided for. done: steps that
+            were done before.
+        plan: how its steps go, in how much memory. steps: how many there are, and their learning rates; None: that
+            cannot be known, since the rows are not counted and no number of steps is named.
     """
 
     asked: Config
@@ -183,8 +186,9 @@ class RunSpec:
 
     @property
     def settings(self) -> Config:
-        """The settings with what was decided for the whole run in them. What the machine decides stays as it was asked for:
-        where the run goes on, it may be another."""
+        """The settings with what was decided for the whole run in them. What the machine decides stays as it was asked
+        for: where the run goes on, it may be another.
+        """
         return self.asked.changed(**asdict(self.counted))
 
     @property
@@ -210,7 +214,8 @@ def resolve(
     Args:
         config: its objective is that of the rows.
         rows: that it reads.
-        done: steps so far. earlier: how they were done; kept where it still fits. changed: settings that ask for another way.
+        done: steps so far. earlier: how they were done; kept where it still fits. changed: settings that ask for
+            another way.
         running: how the steps of a run that is under way are done: its dtypes and offloaded weights stay.
         settings: that stand over what `config` fixes of a step; None: it alone counts.
     Raises:

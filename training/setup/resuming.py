@@ -89,7 +89,10 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
             if name not in TOKENIZER_SETTINGS and config.origin(name) == "preset" and ours[name] != theirs[name]
         ]
         if others:
-            text = "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or start another run"
+            text = (
+                "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or "
+                "start another run"
+            )
             problems.append(say(text, model_preset=config.model_preset, others=join(", ", others)))
     if command != command_of(config.data.objective) != "train":
         text = "--is_keep_training = True, the run {name} was not trained on preferences; resume it with {command}"
@@ -109,7 +112,10 @@ def _read_record(run_dir: Path) -> dict[str, Any]:
     try:
         record = read_settings_file(path)
     except UserError as error:
-        text = "--run_name = {name}, cannot be resumed without its settings; copy {path} again, or start again with --overwrite=True"
+        text = (
+            "--run_name = {name}, cannot be resumed without its settings; copy {path} again, or start again with "
+            "--overwrite=True"
+        )
         raise UserError(*error.problems, say(text, name=run_dir.name, path=path)) from None
     if not record.keys() <= {*settings_by_name(), "model_preset"}:
         raise UserError(

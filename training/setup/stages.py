@@ -1,6 +1,7 @@
 """A run from its settings to all that its loop needs: six stages, each of which says what it reads and what it gives.
 
-Rows are prepared while this process is small: the first three stages need no torch. Nothing is written for the run before the last.
+Rows are prepared while this process is small: the first three stages need no torch. Nothing is written for the run
+before the last.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def prepare_run(
         held: holds the run's lock, and whoever watches its memory. group: its processes; None: this one alone.
         metrics: the user's own, by name.
     Raises:
-        UserError: settings or data are wrong, the run is another process's, or it cannot be continued, before anything is written.
+        UserError: settings or data are wrong, the run is another process's, or it cannot be continued, before anything
+            is written.
         DoesNotFit: preparing was stopped for its memory.
     """
     group = group or Group()

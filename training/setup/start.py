@@ -1,8 +1,8 @@
 """Which folder the weights of a new run are from: the one that is named, or a finished run.
 
-A folder that the user names is taken. What is found instead is told first: what it is, why it, and what other starts there are. A
-finished pretraining run is taken where its shape is not another than the one asked for and its tokenizer suits the data
-(`data.prepare.estimate`); else weights are random.
+A folder that the user names is taken. What is found instead is told first: what it is, why it, and what other starts
+there are. A finished pretraining run is taken where its shape is not another than the one asked for and its tokenizer
+suits the data (`data.prepare.estimate`); else weights are random.
 """
 
 from __future__ import annotations

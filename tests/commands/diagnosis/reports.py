@@ -80,7 +80,9 @@ def report(**changes: Any) -> dict[str, Any]:
 
 
 def model(planned: str = "", measured: str = "", peak_bytes: int = GIB) -> dict[str, Any]:
-    """A model with one case; `planned` and `measured` are what is said of a case that does not fit, and of a step that fails."""
+    """A model with one case; `planned` and `measured` are what is said of a case that does not fit, and of a step that
+    fails.
+    """
     case = {"kind": "LoRA rank", "label": "4", "load_bytes": GIB // 2, "peak_bytes": GIB, "seconds": 1.0}
     return {
         "name": "t5-small",

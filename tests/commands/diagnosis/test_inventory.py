@@ -57,10 +57,15 @@ def test_processor_and_its_units_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     ("group", "folder", "files", "quota"),
     [
         ("0::/app\n", "sys/fs/cgroup/app", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("4:cpu,cpuacct:/a\n", "sys/fs/cgroup/cpu/a", {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}, 0.5),
+        (
+            "4:cpu,cpuacct:/a\n",
+            "sys/fs/cgroup/cpu/a",
+            {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"},
+            0.5,
+        ),
         ("", "none", {}, None),
     ],
-)  # fmt: skip
+)
 def test_a_quota_of_cores_is_seen_in_both_versions(
     tmp_path: Path, group: str, folder: str, files: dict[str, str], quota: float | None
 ) -> None:

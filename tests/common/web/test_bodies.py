@@ -73,7 +73,9 @@ for piece in (b'{"":0},', b"[],", b"{},", b'"ab",', b"1000,"):
 
 
 def test_bodies_take_no_more_than_is_planned() -> None:
-    """Many at once: those for which there is no room are refused, and what they have sent is not held. And one that is parsed."""
+    """Many at once: those for which there is no room are refused, and what they have sent is not held. And one that is
+    parsed.
+    """
     together, *parsed = in_child(SERVER, CONNECTIONS)
     assert together <= 2 * READ_BYTES + CONNECTIONS * CONNECTION_BYTES < CONNECTIONS * BODY_BYTES
     assert len(parsed) == 5 and max(parsed) <= PARSED * BODY_BYTES

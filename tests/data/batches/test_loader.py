@@ -76,7 +76,9 @@ def test_an_epoch_sees_every_row_once(loader: StepLoader) -> None:
 
 
 def test_grouping_by_length_leaves_each_step_its_rows(configure: Any, pairs_file: Path) -> None:
-    """So that it costs no learning: a step learns from the same rows, with the same dropout, in micro-batches of less padding."""
+    """So that it costs no learning: a step learns from the same rows, with the same dropout, in micro-batches of less
+    padding.
+    """
     seen, padded = {}, {}
     for grouped in (True, False):
         config = configure(train_file=pairs_file, group_by_length=grouped)

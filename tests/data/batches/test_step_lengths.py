@@ -22,14 +22,21 @@ ROWS = 150
 
 def prepared(folder: Path, objective: str, **flags: Any) -> tuple[Config, Any]:
     draw = random.Random(0)
-    row = (lambda: {"text": "a" * 400}) if objective != "pairs" else (
-        lambda: {"prompt": "p" * draw.randint(1, 90), "response": "r" * draw.randint(1, 60)}
-    )  # fmt: skip
+    row = (
+        (lambda: {"text": "a" * 400})
+        if objective != "pairs"
+        else (lambda: {"prompt": "p" * draw.randint(1, 90), "response": "r" * draw.randint(1, 60)})
+    )
     (folder / "rows.jsonl").write_text("".join(json.dumps(row()) + "\n" for _ in range(ROWS)))
     words = {
-        "train_file": folder / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 64, "objective": objective,
-        "cache_dir": folder / "cache", "prepare_workers": 0, **flags,
-    }  # fmt: skip
+        "train_file": folder / "rows.jsonl",
+        "tokenizer_type": "byte",
+        "max_seq_len": 64,
+        "objective": objective,
+        "cache_dir": folder / "cache",
+        "prepare_workers": 0,
+        **flags,
+    }
     config = load("train", {name: str(value) for name, value in words.items()})
     return config, prepare(config)
 

@@ -45,9 +45,11 @@ def test_shards_and_files_show_the_same(configure: Configure, file: Path) -> Non
     config = configure(train_file=file, max_seq_len=32, max_target_len=16, prompt_template="question")
     rows = [
         ("columns", "question -> answer (--prompt_column, --response_column)"),
-        ("encoder", "question: qqq (14 tokens)"), ("decoder", "a0 (3 tokens)"),
-        ("encoder", f"question: {'q' * 21} (32 tokens)"), ("decoder", "a1 (3 tokens)"),
-    ]  # fmt: skip
+        ("encoder", "question: qqq (14 tokens)"),
+        ("decoder", "a0 (3 tokens)"),
+        ("encoder", f"question: {'q' * 21} (32 tokens)"),
+        ("decoder", "a1 (3 tokens)"),
+    ]
     table = of_files(config, 2)
     assert table[:5] == rows and table[5][0] == "cut" and table[5][1].startswith("75 of the first 150 rows (50.0%)")
     stored = of_shards(config, 1)

@@ -28,7 +28,8 @@ from settings.declared import ROOT, Config
 from settings.errors import UserError
 from settings.loading import load
 
-# Runs `prepare` and kills itself before the n-th batch or file that goes to the disk; says how many an unbroken run writes.
+# Runs `prepare` and kills itself before the n-th batch or file that goes to the disk; says how many an unbroken run
+# writes.
 PREPARING = """
 import json, os, signal, sys
 from common import storage
@@ -87,10 +88,15 @@ def run(flags: dict[str, str], kill_at: int) -> int:
 def job(folder: Path, tokenizer: Path, rows: int, **more: str) -> dict[str, str]:
     """The flags of a preparing of so many rows; `more` replaces some."""
     return {
-        "train_file": str(corpus(folder / "a.jsonl", rows)), "tokenizer_dir": str(tokenizer), "skip_bad_rows": "True",
-        "cache_dir": str(folder / "cache"), "shards_dir": str(folder / "shards"), "max_seq_len": "64",
-        "prepare_workers": "0", **more,
-    }  # fmt: skip
+        "train_file": str(corpus(folder / "a.jsonl", rows)),
+        "tokenizer_dir": str(tokenizer),
+        "skip_bad_rows": "True",
+        "cache_dir": str(folder / "cache"),
+        "shards_dir": str(folder / "shards"),
+        "max_seq_len": "64",
+        "prepare_workers": "0",
+        **more,
+    }
 
 
 def content(folder: Path) -> dict[str, str]:

@@ -88,17 +88,25 @@ def test_a_writer_continues_from_a_state(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 SPLIT = {
-    "counts": {"rows": 1}, "lengths": {"tokens": {"longest": 3, "longest_uncut": 3, "mean": 3.0, "histogram": [[3, 1]]}},
-    "parts": [{"name": "", "rows": 1, "tokens": 3}], "shards": [{"file": "a", "rows": 1, "crc32": 0}],
-}  # fmt: skip
+    "counts": {"rows": 1},
+    "lengths": {"tokens": {"longest": 3, "longest_uncut": 3, "mean": 3.0, "histogram": [[3, 1]]}},
+    "parts": [{"name": "", "rows": 1, "tokens": 3}],
+    "shards": [{"file": "a", "rows": 1, "crc32": 0}],
+}
 TOKENIZER = {"fingerprint": "0", "size": 9, "pad_id": 0, "eos_id": 1, "unk_id": 2, "sentinel_ids": [8]}
 
 
 def manifest(folder: Path, **changes: object) -> Path:
     content = {
-        "format": FORMAT, "kind": STREAM.kind, "fingerprint": "0", "dropped": {}, "tokenizer": TOKENIZER,
-        "splits": {"train": SPLIT}, "labels": [], "label_counts": {},
-    }  # fmt: skip
+        "format": FORMAT,
+        "kind": STREAM.kind,
+        "fingerprint": "0",
+        "dropped": {},
+        "tokenizer": TOKENIZER,
+        "splits": {"train": SPLIT},
+        "labels": [],
+        "label_counts": {},
+    }
     folder.mkdir(exist_ok=True)
     (folder / MANIFEST).write_text(json.dumps({**content, **changes}))
     return folder

@@ -1,4 +1,6 @@
-"""Addresses: the same rows from a service as from files here. The service is a real S3 server on this machine (moto)."""
+"""Addresses: the same rows from a service as from files here. The service is a real S3 server on this machine
+(moto).
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,17 @@ def contents() -> dict[str, bytes]:
             writer.write_table(TABLE, max_chunksize=64)
     lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for (text,) in ROWS)
     return {
-        "d/a.parquet": sinks["parquet"].getvalue().to_pybytes(), "d/b.arrow": sinks["file"].getvalue().to_pybytes(),
-        "d/c.arrow": sinks["stream"].getvalue().to_pybytes(), "d/e.jsonl": lines, "d/f.jsonl.gz": gzip.compress(lines),
-        "d/g.csv": b"text\n" + b"".join(text.encode() + b"\n" for (text,) in ROWS), "d/_hidden.jsonl": b"x", "d/readme.md": b"x",
+        "d/a.parquet": sinks["parquet"].getvalue().to_pybytes(),
+        "d/b.arrow": sinks["file"].getvalue().to_pybytes(),
+        "d/c.arrow": sinks["stream"].getvalue().to_pybytes(),
+        "d/e.jsonl": lines,
+        "d/f.jsonl.gz": gzip.compress(lines),
+        "d/g.csv": b"text\n" + b"".join(text.encode() + b"\n" for (text,) in ROWS),
+        "d/_hidden.jsonl": b"x",
+        "d/readme.md": b"x",
         "d/h.json": b"[{}]",
         "empty/x.jsonl": b"",
-    }  # fmt: skip
+    }
 
 
 def rows_of(spec: str) -> list[tuple[str, ...]]:
@@ -57,8 +64,13 @@ def test_every_format_is_read_from_an_address(bucket: str, name: str) -> None:
 
 def test_folders_globs_and_lists_of_addresses(bucket: str) -> None:
     assert [source.path.name for source in find(f"s3://bucket/d?{bucket}")] == [
-        "a.parquet", "b.arrow", "c.arrow", "e.jsonl", "f.jsonl.gz", "g.csv",
-    ]  # fmt: skip
+        "a.parquet",
+        "b.arrow",
+        "c.arrow",
+        "e.jsonl",
+        "f.jsonl.gz",
+        "g.csv",
+    ]
     assert [source.path.name for source in find(f"s3://bucket/d/*.arrow?{bucket}")] == ["b.arrow", "c.arrow"]
     assert [file.name for file in listing(f"s3://bucket/d?{bucket}").descriptions] == ["h.json"]
     assert [source.path.name for source in find(f"s3://bucket/d/[gh]*?{bucket}")] == ["g.csv", "h.json"]

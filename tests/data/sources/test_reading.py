@@ -90,10 +90,13 @@ def test_parquet_gives_the_same_rows(tmp_path: Path, encoding: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "codec"),
     [
-        (pa.string(), None), (pa.string(), "zstd"), (pa.large_string(), None), (pa.string_view(), None),
+        (pa.string(), None),
+        (pa.string(), "zstd"),
+        (pa.large_string(), None),
+        (pa.string_view(), None),
         (pa.dictionary(pa.int32(), pa.string()), "lz4"),
     ],
-)  # fmt: skip
+)
 def test_arrow_gives_the_same_rows(tmp_path: Path, stream: bool, kind: pa.DataType, codec: str | None) -> None:
     table = pa.table({name: TABLE[name].cast(kind) for name in COLUMNS})
     table = table.unify_dictionaries().combine_chunks()
@@ -300,10 +303,15 @@ def test_columns_are_looked_at_before_the_first_file_is_read(tmp_path: Path) -> 
     told = caught.value.problems
     for problem, words in zip(
         told,
-        ["b.arrow: column text holds int64", "c.parquet: column text holds list", "d.csv: column text is missing; columns: other",
-         "e.arrow: column text occurs twice", "f.parquet: column text is missing"],
+        [
+            "b.arrow: column text holds int64",
+            "c.parquet: column text holds list",
+            "d.csv: column text is missing; columns: other",
+            "e.arrow: column text occurs twice",
+            "f.parquet: column text is missing",
+        ],
         strict=True,
-    ):  # fmt: skip
+    ):
         assert words in problem and len(problem) < 3000
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UserError, match="plain text has no columns prompt, response"):

@@ -1,4 +1,6 @@
-"""Files as their documents have them: what the encoder and the decoder get of a row, and which columns are named as not used."""
+"""Files as their documents have them: what the encoder and the decoder get of a row, and which columns are named as not
+used.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +40,43 @@ BEFORE = {"system": "s", "history": [["q1", "a1"]]}
 PAIRS: list[tuple[dict[str, Any], dict[str, str], str, list[str], str]] = [
     ({"instruction": "i", "input": "x", "output": "o", **BEFORE}, {}, "s\nq1\na1\ni\nx", ["o"], ""),  # LLaMA-Factory
     ({"instruction": "i", "input": "", "output": "o", "system": "", "history": []}, {}, "i", ["o"], ""),
-    ({"instruction": "i", "output": "o", "text": "t"}, {"is_finetune": "True"}, "i", ["o"], "text"),  # Stanford's Alpaca
+    (
+        {"instruction": "i", "output": "o", "text": "t"},
+        {"is_finetune": "True"},
+        "i",
+        ["o"],
+        "text",
+    ),  # Stanford's Alpaca
     ({"instruction": "i", "context": "c", "response": "r", "category": "k"}, {}, "i\nc", ["r"], "category"),  # Dolly
     ({"query": "q", "response": "r", **BEFORE}, {}, "s\nq1\na1\nq", ["r"], ""),  # ms-swift
     ({"prefix": "p", "input_text": "x", "target_text": "y"}, {}, "p: x", ["y"], ""),  # simpletransformers
     ({**SQUAD, "answers": {"text": ["a", "b"], "answer_start": [0, 1]}}, {}, "q?\nc", ["a"], "id, title"),
-    ({"a": "x", "b": {"c": ["y"]}}, {"prompt_column": "a", "response_column": "b.c", "objective": "pairs"}, "x", ["y"], ""),
+    (
+        {"a": "x", "b": {"c": ["y"]}},
+        {"prompt_column": "a", "response_column": "b.c", "objective": "pairs"},
+        "x",
+        ["y"],
+        "",
+    ),
     ({"prompt": [user("q1"), bot("a1"), user("q")], "completion": [bot("r")]}, {}, "q1\na1\nq", ["r"], ""),  # TRL
-    ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "r"}], "system": "s", "tools": ""},
-     {}, "s\nq", ["r"], "tools"),
-    ({"messages": [user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), bot([PART])]}, {}, "ab", ["r"], ""),
+    (
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "r"}], "system": "s", "tools": ""},
+        {},
+        "s\nq",
+        ["r"],
+        "tools",
+    ),
+    (
+        {"messages": [user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), bot([PART])]},
+        {},
+        "ab",
+        ["r"],
+        "",
+    ),
     ({"prompt": "p", "response": 7, "meta": {"k": 1}, "history": []}, {}, "p", ["7"], "meta, history"),
     ({"prompt": "p", "response": 3.8}, {}, "p", ["3.8"], ""),
     ({"prompt": "p", "response": True}, {}, "p", ["true"], ""),
-]  # fmt: skip
+]
 HH = "\n\nHuman: q1\n\nAssistant: a1\n\nHuman: q\n\nAssistant: "
 LONG = [user("q1"), bot("a1"), user("q")]
 SEVERAL: list[tuple[dict[str, Any], dict[str, str], list[str]]] = [  # right answers, each once
@@ -66,25 +91,48 @@ PREFERENCES: list[tuple[dict[str, Any], dict[str, str], str, list[str], str]] = 
     ({"prompt": [user("q")], "chosen": [bot("c")], "rejected": [bot("r")]}, {}, "q", ["c", "r"], ""),
     ({"chosen": [*LONG, bot("c")], "rejected": [*LONG, bot("r")], "score": 1.0}, {}, "q1\na1\nq", ["c", "r"], "score"),
     ({"prompt": "q1", "chosen": [*LONG, bot("c")], "rejected": [*LONG, bot("r")]}, {}, "q1\na1\nq", ["c", "r"], ""),
-    ({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "c"},
-      "rejected": {"from": "gpt", "value": "r"}, "system": "s"}, {}, "s\nq", ["c", "r"], ""),
+    (
+        {
+            "conversations": [{"from": "human", "value": "q"}],
+            "chosen": {"from": "gpt", "value": "c"},
+            "rejected": {"from": "gpt", "value": "r"},
+            "system": "s",
+        },
+        {},
+        "s\nq",
+        ["c", "r"],
+        "",
+    ),
     ({"chosen": f"{HH}c", "rejected": f"{HH}r"}, {}, "q1\na1\nq", ["c", "r"], ""),
     ({"system": "s", "question": "q", "chosen": "c", "rejected": "r"}, {}, "s\nq", ["c", "r"], ""),
     ({"instruction": "i", "input": "x", "chosen": "c", "rejected": "r"}, {}, "i\nx", ["c", "r"], ""),
-    ({"prompt": [user("q")], "chosen": [bot("c")], "rejected": [bot("r")]},
-     {"objective": "pairs", "response_column": "chosen"}, "q", ["c"], "rejected"),  # as a model that learnt them is measured
-]  # fmt: skip
+    (
+        {"prompt": [user("q")], "chosen": [bot("c")], "rejected": [bot("r")]},
+        {"objective": "pairs", "response_column": "chosen"},
+        "q",
+        ["c"],
+        "rejected",
+    ),  # as a model that learnt them is measured
+]
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"messages": [user([{"type": "image_url", "image_url": "x"}]), bot([PART])]}, "turn 1 holds a part of the type image_url"),
+    (
+        {"messages": [user([{"type": "image_url", "image_url": "x"}]), bot([PART])]},
+        "turn 1 holds a part of the type image_url",
+    ),
     ({"chosen": "c", "rejected": "r"}, "chosen and rejected has no turns, such as Human: and Assistant:"),
-    ({"chosen": [user("q"), bot("a"), user("x"), bot("c")], "rejected": [user("q"), bot("b"), user("x"), bot("r")]},
-     "chosen and rejected do not end with one answer each"),
-    ({"prompt": "other", "chosen": [user("q"), bot("c")], "rejected": [user("q"), bot("r")]}, "another question than the prompt"),
+    (
+        {"chosen": [user("q"), bot("a"), user("x"), bot("c")], "rejected": [user("q"), bot("b"), user("x"), bot("r")]},
+        "chosen and rejected do not end with one answer each",
+    ),
+    (
+        {"prompt": "other", "chosen": [user("q"), bot("c")], "rejected": [user("q"), bot("r")]},
+        "another question than the prompt",
+    ),
     ({"prompt": [bot("q")], "chosen": "c", "rejected": "r"}, "chosen and rejected stand under no question"),
     ({"prompt": 7, "response": "r"}, "prompt is int, not a text"),
     ({"prompt": "p", "response": float("nan")}, "response is float, not a text"),
     ({**SQUAD, "answers": {"text": [], "answer_start": []}}, "answers has no text under text"),
-]  # fmt: skip
+]
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -167,20 +215,41 @@ def test_a_file_may_lack_what_another_of_its_folder_has(tmp_path: Path) -> None:
 # files of a folder; those that train, those held out, what is told
 SPLITS: list[tuple[list[str], list[str], list[str], list[tuple[str, str]]]] = [
     (
-        ["data/train-00000-of-00001.parquet", "data/validation-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"],
-        ["train-00000-of-00001.parquet"], ["validation-00000-of-00001.parquet"],
-        [("not read", "1 file named as test data, first {}/data/test-00000-of-00001.parquet"),
-         ("held out", "1 file named as validation data, first {}/data/validation-00000-of-00001.parquet")],
+        [
+            "data/train-00000-of-00001.parquet",
+            "data/validation-00000-of-00001.parquet",
+            "data/test-00000-of-00001.parquet",
+        ],
+        ["train-00000-of-00001.parquet"],
+        ["validation-00000-of-00001.parquet"],
+        [
+            ("not read", "1 file named as test data, first {}/data/test-00000-of-00001.parquet"),
+            ("held out", "1 file named as validation data, first {}/data/validation-00000-of-00001.parquet"),
+        ],
     ),
-    (["Train.jsonl", "my_dev.jsonl", "more.jsonl"], ["Train.jsonl"], ["my_dev.jsonl"],
-     [("not read", "1 file whose names mention no split, first {}/more.jsonl"),
-      ("held out", "1 file named as validation data, first {}/my_dev.jsonl")]),
-    (["training/x.jsonl", "eval/train.jsonl"], ["x.jsonl"], [],
-     [("not read", "1 file named as test data, first {}/eval/train.jsonl")]),
+    (
+        ["Train.jsonl", "my_dev.jsonl", "more.jsonl"],
+        ["Train.jsonl"],
+        ["my_dev.jsonl"],
+        [
+            ("not read", "1 file whose names mention no split, first {}/more.jsonl"),
+            ("held out", "1 file named as validation data, first {}/my_dev.jsonl"),
+        ],
+    ),
+    (
+        ["training/x.jsonl", "eval/train.jsonl"],
+        ["x.jsonl"],
+        [],
+        [("not read", "1 file named as test data, first {}/eval/train.jsonl")],
+    ),
     (["a.jsonl", "contest.jsonl", "trainer.jsonl"], ["a.jsonl", "contest.jsonl", "trainer.jsonl"], [], []),
-    (["a.jsonl", "test.jsonl"], ["a.jsonl", "test.jsonl"], [],
-     [("read too", "1 file named as validation or test data, because none is named train, first {}/test.jsonl")]),
-]  # fmt: skip
+    (
+        ["a.jsonl", "test.jsonl"],
+        ["a.jsonl", "test.jsonl"],
+        [],
+        [("read too", "1 file named as validation or test data, because none is named train, first {}/test.jsonl")],
+    ),
+]
 
 
 @pytest.mark.parametrize(("files", "train", "held_out", "told"), SPLITS)
@@ -259,10 +328,14 @@ def test_the_first_line_of_csv_may_name_what_parts_cells(tmp_path: Path, sign: s
     ("name", "text", "found"),
     [
         ("a.txt", "a\n\n \nb\n\n", ["a", "", "", "b", ""]),
-        ("a.jsonl", '{"prompt": "a"}\nbroken\n{"prompt": ""}\n{"x": 1}\n{"prompt": "b"}\n[]\n', ["a", "", "", "", "b", ""]),
+        (
+            "a.jsonl",
+            '{"prompt": "a"}\nbroken\n{"prompt": ""}\n{"x": 1}\n{"prompt": "b"}\n[]\n',
+            ["a", "", "", "", "b", ""],
+        ),
         ("a.csv", 'prompt,x\na,1\nb\n"",2\nc,3\n', ["a", "", "", "c"]),
     ],
-)  # fmt: skip
+)
 def test_a_row_of_prompts_gives_a_prompt(tmp_path: Path, name: str, text: str, found: list[str]) -> None:
     (tmp_path / name).write_text(text)
     bad = BadRows(skip=True)

@@ -110,8 +110,12 @@ ENDLESS = [
 
 @pytest.mark.parametrize(
     ("source", "reason"),
-    [*HOSTILE.items(), *(pytest.param(one, "takes more", marks=pytest.mark.slow) for one in ENDLESS[1:]), (ENDLESS[0], "takes more")],
-)  # fmt: skip
+    [
+        *HOSTILE.items(),
+        *(pytest.param(one, "takes more", marks=pytest.mark.slow) for one in ENDLESS[1:]),
+        (ENDLESS[0], "takes more"),
+    ],
+)
 def test_strangers_reach_nothing_and_do_not_last(source: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jinja_sandbox, "TRIAL_SECONDS", 1)
     with pytest.raises(UserError, match="cannot word these turns") as error:
@@ -121,7 +125,10 @@ def test_strangers_reach_nothing_and_do_not_last(source: str, reason: str, monke
 
 def test_long_conversations_are_no_strangers_tricks() -> None:
     turns = [{"role": role, "content": "some words " * 90} for role in ("user", "assistant") * 200]
-    source = "{% for m in messages %}{{ '<' ~ m.role ~ '> ' + m['content']|trim + '\n' }}{% endfor %}{{ messages|length ~ 1.5 ~ none }}"
+    source = (
+        "{% for m in messages %}{{ '<' ~ m.role ~ '> ' + m['content']|trim + '\n' }}{% endfor %}{{ messages|length "
+        "~ 1.5 ~ none }}"
+    )
     assert render(source, turns) == "".join(f"<{m['role']}> {m['content'].strip()}\n" for m in turns) + "4001.5None"
     assert len(render("{{ messages[0].content * 2000 }}", turns)) == 1024 * 1024, "no more is read"
 
@@ -140,21 +147,18 @@ TOKENS = {
 }
 # template -> its words for TALK, as transformers 5.23 gives them
 TRANSFORMERS = {
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}A: {{ m['content'] }}\n{% endgeneration %}{% else %}"
-    "Q: {{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}":
-        "Q: how <far> é\nA: a mile\nQ: and back\nA:",
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}A: {{ m['content'] }}\n{% endgeneration "
+    "%}{% else %}"
+    "Q: {{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}": "Q: how <far> é\nA: a mile\nQ: and back\nA:",
     "{% for m in messages %}\n  {%- generation -%}\n  {{ m.role }}\n  {%- endgeneration %}\n{% endfor %}": "userassistantuser",
     "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}": "21",
-    "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m['content'] }} | {% endfor %}":
-        "how <far> é | a mile | ",
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% continue %}{% endif %}{{ m['content'] }} | {% endfor %}":
-        "how <far> é | and back | ",
+    "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m['content'] }} | {% endfor %}": "how <far> é | a mile | ",
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% continue %}{% endif %}{{ m['content'] }} | {% endfor %}": "how <far> é | and back | ",
     "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}": "how <far> é<end>a mile<end>and back<end>",
     "{{ bos_token }}{{ image_token }}{{ sep_token }}{{ pad_token ~ unk_token }}{{ mask_token is defined }}": "<s><image><pad><unk>False",
     "  {% if true %}\n  a\n  {% endif %}\nb": "  a\nb",
     "{{ messages[0] | tojson }}": '{"role": "user", "content": "how <far> é"}',
-    "{{ {'b': '</a>', 'a': [1, none]} | tojson(indent=2, sort_keys=true) }}":
-        '{\n  "a": [\n    1,\n    null\n  ],\n  "b": "</a>"\n}',
+    "{{ {'b': '</a>', 'a': [1, none]} | tojson(indent=2, sort_keys=true) }}": '{\n  "a": [\n    1,\n    null\n  ],\n  "b": "</a>"\n}',
     "{{ {'a': 'é'} | tojson(ensure_ascii=true, separators=(',', ':')) }}": '{"a":"\\u00e9"}',
     "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ enable_thinking is defined }}": "TrueTrueTrueFalse",
     "{{ strftime_now('%%') }}": "%",
@@ -162,7 +166,7 @@ TRANSFORMERS = {
     "{{ dict(a=1).a }}{{ dict.fromkeys('ab', 1)|length }}": "12",
     "{{ '%s-%d' % ('a', 2) }}{{ '{:>3}'.format('b') }}{{ 'c'.center(3) }}{{ 'd'|center(3) }}": "a-2  b c  d ",
     "{{ messages[:2]|map(attribute='role')|join('+') }}{% for m in messages|reverse %}{{ loop.index }}{% endfor %}": "user+assistant123",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("source", TRANSFORMERS)
@@ -190,13 +194,17 @@ ADDED = {"added_tokens_decoder": {}}
         ({}, {}, {}),
         ({"eos_token": "<a>", "pad_token": None, "add_eos_token": True}, {}, {"eos_token": "<a>"}),
         ({"eos_token": {"content": "<a>", "lstrip": False}}, {}, {"eos_token": "<a>"}),
-        ({"eos_token": "<a>"}, {"eos_token": "<b>", "cls_token": {"content": "<c>"}}, {"eos_token": "<b>", "cls_token": "<c>"}),
+        (
+            {"eos_token": "<a>"},
+            {"eos_token": "<b>", "cls_token": {"content": "<c>"}},
+            {"eos_token": "<b>", "cls_token": "<c>"},
+        ),
         ({"eos_token": "<a>", **ADDED}, {"eos_token": "<b>", "cls_token": "<c>"}, {"eos_token": "<a>"}),
         ({"image_token": "<i>", "extra_special_tokens": {"boa": "<o>"}}, {}, {"image_token": "<i>", "boa": "<o>"}),
         ({"extra_special_tokens": ["<x>"], "additional_special_tokens": ["<y>"]}, {}, {}),
         ([], "text", {}),
     ],
-)  # fmt: skip
+)
 def test_special_tokens_are_those_that_a_folder_names(
     tmp_path: Path, config: object, mapped: object, expected: dict[str, str]
 ) -> None:

@@ -65,9 +65,15 @@ def test_shares_of_what_holds_little() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48", "\u0f62\u0f92\u0fb1\u0f63", "a\u0302\u0323"],
+    "text",
+    [
+        "\u0939\u093f\u0928\u094d\u0926\u0940",
+        "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48",
+        "\u0f62\u0f92\u0fb1\u0f63",
+        "a\u0302\u0323",
+    ],
     ids=["Hindi", "Thai", "Tibetan", "two marks on a letter"],
-)  # fmt: skip
+)
 def test_marks_are_part_of_letters(text: str) -> None:
     assert letter_share(text) == 1.0 and letter_share(f"{text}{'.' * len(text)}") == 0.5
 

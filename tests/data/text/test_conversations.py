@@ -34,12 +34,17 @@ def test_the_usual_shapes_say_the_same(shape: list[Any]) -> None:
 @pytest.mark.parametrize(
     "cell, words",
     [
-        ("{", "no list of turns"), (7, "holds int"), ({"role": "user"}, "holds null"), (["a", "b"], "turn 1 is neither"),
-        ([{"role": "cook", "content": "x"}], "role cook"), ([{"text": "x"}], "turn 1 has neither"),
-        ([["q", "a"], ["q", None]], "turn 2 holds null"), ([{"role": "user", "content": [1]}], "holds list"),
+        ("{", "no list of turns"),
+        (7, "holds int"),
+        ({"role": "user"}, "holds null"),
+        (["a", "b"], "turn 1 is neither"),
+        ([{"role": "cook", "content": "x"}], "role cook"),
+        ([{"text": "x"}], "turn 1 has neither"),
+        ([["q", "a"], ["q", None]], "turn 2 holds null"),
+        ([{"role": "user", "content": [1]}], "holds list"),
         ([["\ud800", "a"]], "surrogate pair"),
     ],
-)  # fmt: skip
+)
 def test_other_shapes_are_named(cell: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         turns_of(cell)
@@ -192,12 +197,16 @@ def test_long_conversations_lose_their_oldest_turns(byte_dir: Path, longest: int
 @pytest.mark.parametrize(
     "source, flags, problems",
     [
-        ("text_file", {"prompt_template": "chat", "source_prefix": "t: "}, ["--prompt_template = chat", "--source_prefix = t:"]),
+        (
+            "text_file",
+            {"prompt_template": "chat", "source_prefix": "t: "},
+            ["--prompt_template = chat", "--source_prefix = t:"],
+        ),
         ("text_file", {"history_column": "h"}, ["--history_column = h"]),
         ("pairs_file", {"expand_turns": "True"}, ["--expand_turns = True"]),
         ("pairs_file", {"messages_column": "m", "history_column": "h"}, ["--history_column = h"]),
     ],
-)  # fmt: skip
+)
 def test_settings_without_effect_are_refused(
     configure: Any, request: pytest.FixtureRequest, source: str, flags: dict[str, str], problems: list[str]
 ) -> None:

@@ -1,4 +1,6 @@
-"""Labels of rows: as a list, as JSON, as names or letters in a text; masks; names and numbers; which letter or word each belongs to."""
+"""Labels of rows: as a list, as JSON, as names or letters in a text; masks; names and numbers; which letter or word
+each belongs to.
+"""
 
 from __future__ import annotations
 

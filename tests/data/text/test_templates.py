@@ -69,8 +69,11 @@ def test_a_broken_file_is_a_user_error(tmp_path: Path, content: str) -> None:
 
 def texts_of(prepared: Any, side: str) -> list[str]:
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    return [tokenizer.decode(row[side]) for split in (prepared.train_dir, prepared.validation_dir)
-            for row in LowMemDataset(split)]  # fmt: skip
+    return [
+        tokenizer.decode(row[side])
+        for split in (prepared.train_dir, prepared.validation_dir)
+        for row in LowMemDataset(split)
+    ]
 
 
 def test_prompts_are_worded_in_the_shards_and_responses_are_not(configure: Any, pairs_file: Path) -> None:

@@ -32,9 +32,17 @@ def folder(tmp_path: Path) -> FolderOf:
         if kind == "spiece":
             model = io.BytesIO()
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(["for a class in range is it so"] * 9), model_writer=model, vocab_size=30, pad_id=0, eos_id=1,
-                unk_id=2, bos_id=-1, hard_vocab_limit=False, num_threads=1, minloglevel=2,
-            )  # fmt: skip
+                sentence_iterator=iter(["for a class in range is it so"] * 9),
+                model_writer=model,
+                vocab_size=30,
+                pad_id=0,
+                eos_id=1,
+                unk_id=2,
+                bos_id=-1,
+                hard_vocab_limit=False,
+                num_threads=1,
+                minloglevel=2,
+            )
             return folder_of(place, model.getvalue(), {"extra_ids": 100})
         if kind == "byt5":
             place.mkdir()

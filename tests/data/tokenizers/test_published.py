@@ -18,9 +18,11 @@ def codet5_folder(folder: Path) -> Path:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<pad>", "<s>", "</s>", "<unk>", "<mask>"], show_progress=False,
+        vocab_size=300,
+        special_tokens=["<pad>", "<s>", "</s>", "<unk>", "<mask>"],
+        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
+    )
     backend.train_from_iterator(CODE, trainer)
     folder.mkdir()
     backend.model.save(str(folder))
@@ -29,9 +31,16 @@ def codet5_folder(folder: Path) -> Path:
     size = backend.get_vocab_size()
     added = {f"<extra_id_{number}>": size + 99 - number for number in range(100)}
     (folder / "added_tokens.json").write_text(json.dumps(added))
-    names = {f"{role}_token": f"<{text}>" for role, text in (
-        ("bos", "s"), ("eos", "/s"), ("unk", "unk"), ("pad", "pad"), ("mask", "mask"),
-    )}  # fmt: skip
+    names = {
+        f"{role}_token": f"<{text}>"
+        for role, text in (
+            ("bos", "s"),
+            ("eos", "/s"),
+            ("unk", "unk"),
+            ("pad", "pad"),
+            ("mask", "mask"),
+        )
+    }
     (folder / "special_tokens_map.json").write_text(json.dumps(names))
     (folder / "tokenizer_config.json").write_text(json.dumps({**names, "tokenizer_class": "RobertaTokenizer"}))
     return folder

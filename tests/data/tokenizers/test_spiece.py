@@ -27,9 +27,19 @@ SENTINELS = [f"<extra_id_{number}>" for number in range(100)]
 def proto() -> bytes:
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts(300, 1, long_letters=100), model_writer=out, vocab_size=6000, pad_id=0, eos_id=1, unk_id=2,
-        bos_id=-1, hard_vocab_limit=False, num_threads=1, minloglevel=2, character_coverage=0.98, byte_fallback=True,
-    )  # fmt: skip
+        sentence_iterator=texts(300, 1, long_letters=100),
+        model_writer=out,
+        vocab_size=6000,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+        character_coverage=0.98,
+        byte_fallback=True,
+    )
     return out.getvalue()
 
 
@@ -53,8 +63,13 @@ def folder_of(folder: Path, proto: bytes, config: dict[str, Any] | None, **files
     ],
 )
 def test_added_tokens_have_the_ids_that_transformers_4_gives(
-    tmp_path: Path, proto: bytes, config: dict[str, Any] | None, added: dict[str, int] | None, num_sentinels: int, beyond: int
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    proto: bytes,
+    config: dict[str, Any] | None,
+    added: dict[str, int] | None,
+    num_sentinels: int,
+    beyond: int,
+) -> None:
     pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
     size = pieces.get_piece_size()
     files = {} if added is None else {"added_tokens": {text: size + number for text, number in added.items()}}
@@ -68,9 +83,12 @@ def test_added_tokens_have_the_ids_that_transformers_4_gives(
 def test_a_folder_is_written_as_it_was_given(tmp_path: Path, proto: bytes) -> None:
     size = sentencepiece.SentencePieceProcessor(model_proto=proto).get_piece_size()
     given = folder_of(
-        tmp_path / "given", proto, {"extra_ids": 100, "legacy": False, "name_or_path": "somebody/model"},
-        added_tokens={"<n>": size + 100}, special_tokens_map={"eos_token": "</s>", "mask_token": "<mask>"},
-    )  # fmt: skip
+        tmp_path / "given",
+        proto,
+        {"extra_ids": 100, "legacy": False, "name_or_path": "somebody/model"},
+        added_tokens={"<n>": size + 100},
+        special_tokens_map={"eos_token": "</s>", "mask_token": "<mask>"},
+    )
     tokenizer = Tokenizer.load(given)
     tokenizer.save(tmp_path / "run")
     assert {path.name: path.read_bytes() for path in given.iterdir()} == {
@@ -107,9 +125,17 @@ def test_without_legacy_no_blank_follows_an_added_token(tmp_path: Path, proto: b
 def test_sentinels_may_be_pieces_as_in_mt5(tmp_path: Path) -> None:
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a word and another"] * 20), model_writer=out, vocab_size=60, pad_id=0, eos_id=1, unk_id=2,
-        bos_id=-1, hard_vocab_limit=False, minloglevel=2, user_defined_symbols=["▁<extra_id_1>", "▁<extra_id_0>"],
-    )  # fmt: skip
+        sentence_iterator=iter(["a word and another"] * 20),
+        model_writer=out,
+        vocab_size=60,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        user_defined_symbols=["▁<extra_id_1>", "▁<extra_id_0>"],
+    )
     (tmp_path / "spiece.model").write_bytes(out.getvalue())
     pieces = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
     ours = Tokenizer.load(tmp_path)
@@ -184,9 +210,18 @@ def test_labels_of_words_go_to_the_first_token_that_transformers_counts(tmp_path
     out = io.BytesIO()
     sentences = ["The fox runs far", "a b c d e f g h i j k l m n o p q r s t u v w x y z 0 1 2 3 \u00e9"] * 40
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences), model_writer=out, vocab_size=60, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-        hard_vocab_limit=False, num_threads=1, minloglevel=2, character_coverage=1.0,
-    )  # fmt: skip
+        sentence_iterator=iter(sentences),
+        model_writer=out,
+        vocab_size=60,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+        character_coverage=1.0,
+    )
     encoder = TextEncoder(Tokenizer.load(folder_of(tmp_path / "model", out.getvalue(), {"extra_ids": 0})))
     for text, silent in {
         "fox \u00e9 2": [],

@@ -1,4 +1,6 @@
-"""The program, of which process 1 is killed in the first attempt, and which is asked to stop in the second; for test_processes.py."""
+"""The program, of which process 1 is killed in the first attempt, and which is asked to stop in the second; for
+test_processes.py.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ def main(place: str, how: str = "") -> None:
 
 
 def again(rank: int, before: dict[str, torch.Tensor], hosts: dist.ProcessGroup | None) -> None:
-    """The collectives are in order again: a step of both processes gives the gradients of one; with `hosts`, the way of a GPU."""
+    """The collectives are in order again: a step of both processes gives the gradients of one; with `hosts`, the way of
+    a GPU.
+    """
     model, batch = small_model(seed=3), Rectangle()
     model.load_state_dict(before)
     sums: dict[str, torch.Tensor] = {}

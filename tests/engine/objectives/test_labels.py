@@ -1,4 +1,6 @@
-"""A head over labels: gradients of a blockwise pass are those of plain autograd, whatever the micro-batches and saved blocks."""
+"""A head over labels: gradients of a blockwise pass are those of plain autograd, whatever the micro-batches and saved
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -137,9 +139,14 @@ def test_gradients_of_a_scaled_loss_in_fp16_are_scaled_in_the_head_too() -> None
     _, expected, _ = one_pass(model, [[0, 1], [2, 3]], 0, WeightStore(torch.float32))
     assert model.label_head is not None
     blockwise = Blockwise(
-        model, 0, weight_store_for(torch.float32, torch.float16), LossSettings(), 0.0, LabelObjective(model.label_head),
+        model,
+        0,
+        weight_store_for(torch.float32, torch.float16),
+        LossSettings(),
+        0.0,
+        LabelObjective(model.label_head),
         LossScaling(scale=2.0**10),
-    )  # fmt: skip
+    )
     parts = micro_batches(model.config, [[0, 1], [2, 3]])
     blockwise.gradients(parts, sum(part.num_labels for part in parts))
     for name in ("label_head.out.weight", "encoder.blocks.0.attention.q.weight"):

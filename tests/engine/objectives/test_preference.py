@@ -126,8 +126,9 @@ def test_loss_and_gradients_are_those_of_the_formula(name: str, cut: str, saved:
     assert max(relative_error(gradients[n], expected[n]) for n in expected) < 2e-5
 
 
-# What trl's own functions give: DPOTrainer.dpo_loss (sigmoid, ipo) and ORPOTrainer.odds_ratio_loss with the mean negative
-# log-probability of the chosen answer added, trl 0.17.0, in float64. Log-probabilities and tokens of four pairs:
+# What trl's own functions give: DPOTrainer.dpo_loss (sigmoid, ipo) and ORPOTrainer.odds_ratio_loss with the mean
+# negative log-probability of the chosen answer added, trl 0.17.0, in float64. Log-probabilities and tokens of four
+# pairs:
 POLICY = [[-12.5, -30.25, -7.0, -41.0], [-14.0, -22.75, -7.5, -80.5]]
 REFERENCE = [[-13.0, -28.0, -9.5, -40.0], [-13.25, -25.5, -7.25, -60.0]]
 TOKENS = [[5.0, 11.0, 3.0, 16.0], [6.0, 9.0, 3.0, 20.0]]

@@ -1,4 +1,6 @@
-"""A preference step takes at most 1.3 times the memory of finetuning on the same answers; measured in child processes."""
+"""A preference step takes at most 1.3 times the memory of finetuning on the same answers; measured in child
+processes.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,14 @@ from settings.declared import T5ModelConfig
 ROOT = Path(__file__).resolve().parents[3]
 PAIRS, SOURCE, TARGET = 8, 192, 96
 SHAPE = {
-    "vocab_size": 4096, "d_model": 256, "d_ff": 1024, "d_kv": 32, "num_heads": 8, "num_layers": 4, "num_decoder_layers": 4,
-}  # fmt: skip
+    "vocab_size": 4096,
+    "d_model": 256,
+    "d_ff": 1024,
+    "d_kv": 32,
+    "num_heads": 8,
+    "num_layers": 4,
+    "num_decoder_layers": 4,
+}
 CHILD = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})

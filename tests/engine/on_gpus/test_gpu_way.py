@@ -1,4 +1,6 @@
-"""The way of a GPU, on the CPU: the same gradients, weights and losses as the CPU's own way, summed in another order."""
+"""The way of a GPU, on the CPU: the same gradients, weights and losses as the CPU's own way, summed in another
+order.
+"""
 
 from __future__ import annotations
 

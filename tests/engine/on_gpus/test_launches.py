@@ -1,4 +1,6 @@
-"""A step as a GPU would be told it, traced without one: how much is started, waited for and held does not grow with rows."""
+"""A step as a GPU would be told it, traced without one: how much is started, waited for and held does not grow with
+rows.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ def test_a_layer_starts_as_many_kernels_as_the_next() -> None:
     counts = [tracer.launches for tracer in found]
     assert abs(counts[2] - 2 * counts[1] + counts[0]) <= 2
     assert counts[2] - counts[1] < 550
-    # q, k and v are one product, k and v of the encoder's output another; with three matrices more in each block and one across
+    # q, k and v are one product, k and v of the encoder's output another; with three matrices more in each block and
+    # one across
     assert found[2].kernels["mm"] - found[1].kernels["mm"] == 3 * (1 + 3 + 1 + 3 + 3)
 
 

@@ -1,4 +1,6 @@
-"""Each optimizer against its formula in float64: weights one by one in row chunks, as on a CPU, and together, as on a GPU."""
+"""Each optimizer against its formula in float64: weights one by one in row chunks, as on a CPU, and together, as on a
+GPU.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ class LiveBytes(TorchDispatchMode):
 
 
 def update_bytes(name: str, storage: torch.dtype, compute: torch.dtype, count: int, elements: int) -> int:
-    """The most bytes beside weights, gradients and state in an update of so many matrices, so many elements at a time."""
+    """The most bytes beside weights, gradients and state in an update of so many matrices, so many elements at a
+    time.
+    """
     step = Step(2, 0.01, weight_decay=0.1)
     with override_traits("meta", replace(CUDA, update=elements, is_pinned=False)):
         names = [f"encoder.blocks.{number}.attention.q.weight" for number in range(count)]

@@ -1,6 +1,7 @@
 """Peaks and seconds that were compared with measurements: a formula of `memory/estimate/` changes on purpose alone.
 
-Who changes one measures again (`python -m benchmarks.contract`, the slow tests beside this file) and writes the new values here.
+Who changes one measures again (`python -m benchmarks.contract`, the slow tests beside this file) and writes the new
+values here.
 """
 
 from __future__ import annotations

@@ -205,7 +205,9 @@ def test_more_tokens_never_take_less(pads: bool, compute: str) -> None:
 def test_what_adapters_keep_for_backward_is_counted(
     form: dict[str, Any], some: tuple[str, ...] | None, most: float, compiled: bool
 ) -> None:
-    """Beside plain adapters on all matrices, which keep what their products keep; of dropped inputs, one stands for the input itself."""
+    """Beside plain adapters on all matrices, which keep what their products keep; of dropped inputs, one stands for the
+    input itself.
+    """
     shape = T5ModelConfig(**SHAPE)
     targets = tuple(targets_of(shape))
 
@@ -233,7 +235,9 @@ def test_what_adapters_keep_for_backward_is_counted(
 
 
 def test_graphs_of_several_micro_batches_are_those_of_their_own_side() -> None:
-    """A long source in one and a long target in another: keys and values follow the source, the rest of a decoder's the target."""
+    """A long source in one and a long target in another: keys and values follow the source, the rest of a decoder's the
+    target.
+    """
     shape = T5ModelConfig(**SHAPE)
     sources, targets = np.array([[112, 16, 16, 16]]), np.array([[16, 16, 16, 64]])
     work = Workload(shape, 4, 112, 64, False, "adafactor", shapes=Shapes(sources, targets))

@@ -1,4 +1,5 @@
-"""The table of published checkpoints in docs/finetuning.md: each shape read from its `config.json`, and counted as published.
+"""The table of published checkpoints in docs/finetuning.md: each shape read from its `config.json`, and counted as
+published.
 
 What is computed with such keys is in `test_families.py`, on random weights of smaller shapes.
 """
@@ -20,7 +21,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Published(NamedTuple):
-    """One checkpoint: of whose keys and of which sizes its `config.json` is, and how many weights it has, in millions, as published."""
+    """One checkpoint: of whose keys and of which sizes its `config.json` is, and how many weights it has, in millions,
+    as published.
+    """
 
     keys: str
     vocab_size: int
@@ -73,7 +76,7 @@ CHECKPOINTS = {
     "Rostlab/prot_t5_xl_uniref50": Published("prot_t5_xl", 128, 1024, 16384, 128, 32, 24, 24, 2818.8),
     "ElnaggarLab/ankh-base": Published("ankh-base", 144, 768, 3072, 64, 12, 48, 24, 736.0),
     "ElnaggarLab/ankh-large": Published("ankh-base", 144, 1536, 3840, 64, 16, 48, 24, 1880.0),
-}  # fmt: skip
+}
 
 
 class Tensors:

@@ -1,4 +1,6 @@
-"""Every family's published configuration, with random weights: logits as by the version of transformers that wrote it."""
+"""Every family's published configuration, with random weights: logits as by the version of transformers that wrote
+it.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +81,14 @@ def test_every_key_that_transformers_writes_is_in_the_table() -> None:
         assert not keys - set(FILES[file])
 
 
-@pytest.mark.parametrize("file, key, value, allowed", [
-    (CONFIG, "is_decoder", True, False), (CONFIG, "quantization_config", {"load_in_8bit": True}, None),
-    (TOKENIZER, "sp_model_kwargs", {"enable_sampling": True}, {"enable_sampling": False}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "file, key, value, allowed",
+    [
+        (CONFIG, "is_decoder", True, False),
+        (CONFIG, "quantization_config", {"load_in_8bit": True}, None),
+        (TOKENIZER, "sp_model_kwargs", {"enable_sampling": True}, {"enable_sampling": False}),
+    ],
+)
 def test_values_that_ask_for_what_is_not_done_are_refused(
     file: str, key: str, value: Any, allowed: Any, tmp_path: Path
 ) -> None:
@@ -95,10 +101,16 @@ def test_values_that_ask_for_what_is_not_done_are_refused(
             load(tmp_path)
 
 
-@pytest.mark.parametrize("change, words", [
-    ({"dense_act_fn": "gelu", "is_gated_act": True}, "feed_forward_proj = gated-gelu (dense_act_fn and is_gated_act say gated-gelu (exact))"),
-    ({"eos_token_id": [1, 5]}, "eos_token_id = [1, 5]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (
+            {"dense_act_fn": "gelu", "is_gated_act": True},
+            "feed_forward_proj = gated-gelu (dense_act_fn and is_gated_act say gated-gelu (exact))",
+        ),
+        ({"eos_token_id": [1, 5]}, "eos_token_id = [1, 5]"),
+    ],
+)
 def test_values_that_no_file_may_have_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     kept = GOLDEN["families"]["flan-t5-base"]
     write(tmp_path, {**kept["config"], **change}, kept["tensors"])
@@ -115,5 +127,6 @@ def test_a_head_beside_tied_ones_counts_from_version_5_on(version: str, is_own: 
     model, (ids, labels) = load(tmp_path), inputs()
     logits = model.logits(ids, model.shift_right(labels))[:, :, :8]
     assert (model.config.tie_word_embeddings, (logits - torch.tensor(kept["logits"])).abs().max() < 1e-3) == (
-        not is_own, not is_own,
-    )  # fmt: skip
+        not is_own,
+        not is_own,
+    )

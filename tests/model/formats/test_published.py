@@ -22,27 +22,69 @@ SIZES = {"d_ff": 40, "d_kv": 5, "d_model": 24, "num_heads": 3, "num_layers": 2, 
 OLD_BUCKETS = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
 # name -> golden family whose numbers it must give, and the file as published
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
-    "t5, before model_type": ("t5", {
-        "architectures": ["T5WithLMHeadModel"], "eos_token_id": 1, "pad_token_id": 0, "n_positions": 512,
-    }),
-    "flan-t5": ("t5_v1_1", {
-        "architectures": ["T5ForConditionalGeneration"], "classifier_dropout": 0.0, "decoder_start_token_id": 0,
-        "dense_act_fn": "gelu_new", "eos_token_id": 1, "feed_forward_proj": "gated-gelu", "is_encoder_decoder": True,
-        "is_gated_act": True, "model_type": "t5", "n_positions": 512, "num_decoder_layers": 2, "output_past": True,
-        "pad_token_id": 0, "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.23.1",
-        **OLD_BUCKETS,
-    }),
-    "t5-v1_1, activation in halves": ("t5_v1_1", {
-        "model_type": "t5", "dense_act_fn": "gelu_new", "is_gated_act": True, "tie_word_embeddings": False,
-        "num_decoder_layers": None, "pad_token_id": 0, "eos_token_id": [1], **OLD_BUCKETS,
-    }),
-    "codet5": ("t5", {
-        "architectures": ["T5ForConditionalGeneration"], "bos_token_id": 1, "decoder_start_token_id": 0,
-        "eos_token_id": 2, "feed_forward_proj": "relu", "gradient_checkpointing": False, "id2label": {"0": "LABEL_0"},
-        "is_encoder_decoder": True, "model_type": "t5", "n_positions": 512, "num_decoder_layers": 2, "pad_token_id": 0,
-        "torch_dtype": "float32",
-    }),
-}  # fmt: skip
+    "t5, before model_type": (
+        "t5",
+        {
+            "architectures": ["T5WithLMHeadModel"],
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+            "n_positions": 512,
+        },
+    ),
+    "flan-t5": (
+        "t5_v1_1",
+        {
+            "architectures": ["T5ForConditionalGeneration"],
+            "classifier_dropout": 0.0,
+            "decoder_start_token_id": 0,
+            "dense_act_fn": "gelu_new",
+            "eos_token_id": 1,
+            "feed_forward_proj": "gated-gelu",
+            "is_encoder_decoder": True,
+            "is_gated_act": True,
+            "model_type": "t5",
+            "n_positions": 512,
+            "num_decoder_layers": 2,
+            "output_past": True,
+            "pad_token_id": 0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "float32",
+            "transformers_version": "4.23.1",
+            **OLD_BUCKETS,
+        },
+    ),
+    "t5-v1_1, activation in halves": (
+        "t5_v1_1",
+        {
+            "model_type": "t5",
+            "dense_act_fn": "gelu_new",
+            "is_gated_act": True,
+            "tie_word_embeddings": False,
+            "num_decoder_layers": None,
+            "pad_token_id": 0,
+            "eos_token_id": [1],
+            **OLD_BUCKETS,
+        },
+    ),
+    "codet5": (
+        "t5",
+        {
+            "architectures": ["T5ForConditionalGeneration"],
+            "bos_token_id": 1,
+            "decoder_start_token_id": 0,
+            "eos_token_id": 2,
+            "feed_forward_proj": "relu",
+            "gradient_checkpointing": False,
+            "id2label": {"0": "LABEL_0"},
+            "is_encoder_decoder": True,
+            "model_type": "t5",
+            "n_positions": 512,
+            "num_decoder_layers": 2,
+            "pad_token_id": 0,
+            "torch_dtype": "float32",
+        },
+    ),
+}
 
 
 def published(name: str, folder: Path) -> Path:
@@ -82,10 +124,17 @@ def test_the_stored_dtype_is_that_of_the_tensors(dtype: torch.dtype, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name, shards, dtype", [
-    ("flan", True, torch.float32), ("flan", False, torch.bfloat16), ("codet5", False, torch.float32),
-    ("codet5", True, torch.float16), ("umt5", True, torch.bfloat16), ("mt5", True, torch.float32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, shards, dtype",
+    [
+        ("flan", True, torch.float32),
+        ("flan", False, torch.bfloat16),
+        ("codet5", False, torch.float32),
+        ("codet5", True, torch.float16),
+        ("umt5", True, torch.bfloat16),
+        ("mt5", True, torch.float32),
+    ],
+)
 def test_folders_that_transformers_writes(name: str, shards: bool, dtype: torch.dtype, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from tests.golden import make_golden

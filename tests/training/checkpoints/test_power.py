@@ -1,7 +1,7 @@
 """The process is killed, or the power goes, at any change of the disk: what was there is whole, or what is new.
 
-Killed: all that was done is there. Emptied: what was not waited for is empty. Undone: and what was renamed or made and not waited
-for is undone besides.
+Killed: all that was done is there. Emptied: what was not waited for is empty. Undone: and what was renamed or made and
+not waited for is undone besides.
 """
 
 from __future__ import annotations

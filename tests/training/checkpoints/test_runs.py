@@ -132,8 +132,12 @@ def test_publishing_makes_the_run_a_model_folder(tmp_path: Path, monkeypatch: py
         assert model_folder(run_dir) == run_dir
         assert (run_dir / "model.safetensors").read_text() == f".tmp-step_0000000{step}"
     assert sorted(p.name for p in run_dir.iterdir()) == [
-        "checkpoints", "checksums.json", "config.json", "model.safetensors", "run.json",
-    ]  # fmt: skip
+        "checkpoints",
+        "checksums.json",
+        "config.json",
+        "model.safetensors",
+        "run.json",
+    ]
     assert damages(run_dir) == []
     shared = os.stat(run_dir / "model.safetensors").st_ino == os.stat(checkpoint / "model.safetensors").st_ino
     assert shared == links

@@ -28,9 +28,14 @@ from training.evaluation.stopping import BestMetric
 
 CPU = torch.device("cpu")
 STATE = TrainingState(
-    step=3, tokens=100, best_eval_loss=2.5, choice=asdict(ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", 2**20)),
-    loss_scaling=LossScaling().as_dict(), best_metric=BestMetric("loss", 0, 2.5, 3).state(), first_eval_loss=3.0,
-)  # fmt: skip
+    step=3,
+    tokens=100,
+    best_eval_loss=2.5,
+    choice=asdict(ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", 2**20)),
+    loss_scaling=LossScaling().as_dict(),
+    best_metric=BestMetric("loss", 0, 2.5, 3).state(),
+    first_eval_loss=3.0,
+)
 
 
 def trained(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> tuple[T5, Optimizer]:
@@ -82,9 +87,14 @@ def test_a_state_that_an_earlier_version_has_written_is_read_as_it_was_meant(tmp
 
 
 WRONG: list[tuple[str, Any]] = [
-    ("step", None), ("tokens", "many"), ("foreign", 1), ("choice.batch_size_per_gpu", True), ("choice.storage", "float99"),
-    ("loss_scaling.scale", "load"), ("measured_on", {"content": "1"}),
-]  # fmt: skip
+    ("step", None),
+    ("tokens", "many"),
+    ("foreign", 1),
+    ("choice.batch_size_per_gpu", True),
+    ("choice.storage", "float99"),
+    ("loss_scaling.scale", "load"),
+    ("measured_on", {"content": "1"}),
+]
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)

@@ -33,10 +33,19 @@ def test_runs_decode_as_the_published_model(tmp_path: Path, size: int) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "say", "response": "aa"}\n' * 8)
     flags = {
-        "train_file": rows, "validation_file": rows, "objective": "pairs", "tokenizer_type": "byte", "max_steps": 40, "eval_steps": 40,
-        "learning_rate": 1e-2, "dropout_rate": 0.0, "eval_generate_rows": 8, "metrics": "identical", "sample_rows": 1,
+        "train_file": rows,
+        "validation_file": rows,
+        "objective": "pairs",
+        "tokenizer_type": "byte",
+        "max_steps": 40,
+        "eval_steps": 40,
+        "learning_rate": 1e-2,
+        "dropout_rate": 0.0,
+        "eval_generate_rows": 8,
+        "metrics": "identical",
+        "sample_rows": 1,
         "no_repeat_ngram_size": size,
-    }  # fmt: skip
+    }
     LowMemTrainer(configuration(tmp_path, "said", **flags)).train()
     *_, sample = events(tmp_path, "said", "sample")
     assert (sample["answer"] == "aa") == (size == 0)

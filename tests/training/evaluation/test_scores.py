@@ -16,13 +16,25 @@ from training.evaluation.scores import AnswerScores, metric_names
 
 ROOT = Path(__file__).resolve().parents[3]
 ANSWERS = [
-    "The cat sat on the mat.", "a dog barks, loudly", "", "It's 3.5% of GDP (2019).", "the river runs under the bridge",
-    "我们今天去公园。", "水在100度沸腾 boiling", "same text here",
-]  # fmt: skip
+    "The cat sat on the mat.",
+    "a dog barks, loudly",
+    "",
+    "It's 3.5% of GDP (2019).",
+    "the river runs under the bridge",
+    "我们今天去公园。",
+    "水在100度沸腾 boiling",
+    "same text here",
+]
 REFERENCES = [
-    "The cat is on the mat.", "the dog barked loudly", "something", "It is 3.5 % of the GDP in 2019.",
-    "the river ran under an old stone bridge", "我们昨天去了公园。", "水在100度时沸腾", "same text here",
-]  # fmt: skip
+    "The cat is on the mat.",
+    "the dog barked loudly",
+    "something",
+    "It is 3.5 % of the GDP in 2019.",
+    "the river ran under an old stone bridge",
+    "我们昨天去了公园。",
+    "水在100度时沸腾",
+    "same text here",
+]
 
 
 def names_of(**flags: object) -> list[str]:

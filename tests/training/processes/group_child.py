@@ -1,4 +1,6 @@
-"""One process of a run, for test_group.py: meets the others, then does what its rank is told to do, in place of a command."""
+"""One process of a run, for test_group.py: meets the others, then does what its rank is told to do, in place of a
+command.
+"""
 
 from __future__ import annotations
 

@@ -12,12 +12,23 @@ from training.report.card import card
 
 BEST = {"step": 8, "loss": 5.7406, "perplexity": 311.2627, "rows": 12, "tokens": 90}
 END = {
-    "event": "end", "step": 8, "seconds": 30.0, "tokens_per_second": 20.0, "measured_peak_bytes": 2**20, "first_eval_loss": 7.25,
+    "event": "end",
+    "step": 8,
+    "seconds": 30.0,
+    "tokens_per_second": 20.0,
+    "measured_peak_bytes": 2**20,
+    "first_eval_loss": 7.25,
     "best_evaluation": BEST,
-}  # fmt: skip
+}
 SHAPE = {
-    "d_model": 8, "d_ff": 16, "d_kv": 4, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1, "vocab_size": 64,
-}  # fmt: skip
+    "d_model": 8,
+    "d_ff": 16,
+    "d_kv": 4,
+    "num_heads": 2,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "vocab_size": 64,
+}
 
 
 class Run:
@@ -48,7 +59,9 @@ def test_the_scores_are_in_the_card_of_a_run_that_goes_on_without_its_log(run: R
 
 
 def test_the_scores_are_those_of_what_is_published(run: Run) -> None:
-    """Also where a run has no end yet: of the best checkpoint, or of the last where none is better than the untrained model."""
+    """Also where a run has no end yet: of the best checkpoint, or of the last where none is better than the untrained
+    model.
+    """
     told, found = [], [{"event": "eval", "step": 0, "loss": 3.0, "rows": 12}]
     for step, best in ((2, False), (4, True), (6, False)):
         found += [{**found[0], "step": step}, {"event": "checkpoint", "step": step, "best": best}]

@@ -34,9 +34,15 @@ def told(folder: Path) -> tuple[Summary, list[dict[str, Any]]]:
     pytest.importorskip("tensorboard")
     heard: list[dict[str, Any]] = []
     config = configuration(
-        folder, "heard", log_with="tensorboard", quiet=True, eval_rows=2, metrics="f1", metric_for_best="law/loss",
+        folder,
+        "heard",
+        log_with="tensorboard",
+        quiet=True,
+        eval_rows=2,
+        metrics="f1",
+        metric_for_best="law/loss",
         validation_file=f"news={folder / 'text.txt'},law={folder / 'law.txt'}",
-    )  # fmt: skip
+    )
     trainer = LowMemTrainer(config, callbacks=[heard.append], metrics={"mine": lambda answers, _: len(answers) + 0.5})
     return trainer.train(), heard
 

@@ -149,9 +149,15 @@ def test_a_screen_that_cannot_be_written_ends_nothing(screen: str) -> None:
     reading_end, writing_end = os.openpty() if "terminal" in screen else os.pipe()
     with open("/dev/full", "w") as full:
         child = subprocess.Popen(
-            [sys.executable, "-c", CODE], cwd=ROOT, stdin=subprocess.PIPE, stdout=full if "disk" in screen else writing_end,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "xterm"}, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-c", CODE],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=full if "disk" in screen else writing_end,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TERM": "xterm"},
+            start_new_session=True,
+        )
     os.close(writing_end)
     os.close(reading_end)  # of another session: no signal tells of it
     assert child.communicate("x", timeout=60)[1] == "went on\n" and child.returncode == 0

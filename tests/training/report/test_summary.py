@@ -10,10 +10,20 @@ from settings.loading import load
 from training.report.summary import Summary, detail_rows, next_commands, parts_rows, result_rows, resume_command
 
 DONE = Summary(
-    steps=40, steps_here=40, seconds=20.0, tokens_per_second=1234.5, first_eval_loss=9.5, best_eval_loss=3.25, planned_peak_bytes=200 << 20,
-    measured_peak_bytes=190 << 20, budget_bytes=1 << 30, phase_peaks={"load": 150 << 20, "samples": 1}, care_seconds=0.5,
-    watched_seconds=25.0, model_dir="model_save/x",
-)  # fmt: skip
+    steps=40,
+    steps_here=40,
+    seconds=20.0,
+    tokens_per_second=1234.5,
+    first_eval_loss=9.5,
+    best_eval_loss=3.25,
+    planned_peak_bytes=200 << 20,
+    measured_peak_bytes=190 << 20,
+    budget_bytes=1 << 30,
+    phase_peaks={"load": 150 << 20, "samples": 1},
+    care_seconds=0.5,
+    watched_seconds=25.0,
+    model_dir="model_save/x",
+)
 
 
 def test_the_summary_tells_what_was_left_out() -> None:
@@ -25,8 +35,10 @@ def test_the_summary_tells_what_was_left_out() -> None:
 
 def test_the_summary_of_a_run() -> None:
     assert result_rows(DONE) == [
-        ("model", "model_save/x"), ("evaluation loss", "9.500 -> 3.250"), ("peak memory", "190.0 MiB, within the budget of 1.00 GiB")
-    ]  # fmt: skip
+        ("model", "model_save/x"),
+        ("evaluation loss", "9.500 -> 3.250"),
+        ("peak memory", "190.0 MiB, within the budget of 1.00 GiB"),
+    ]
     rows = dict(detail_rows(DONE))
     assert rows["steps"] == "40 in 20s, 1,234 tokens/s"
     assert rows["peak"] == "planned 200.0 MiB, measured 190.0 MiB (-5%)"

@@ -1,4 +1,6 @@
-"""The parts of a step follow the settings and the plan: what learns, how fast, dtypes, a loss scale, where activations wait."""
+"""The parts of a step follow the settings and the plan: what learns, how fast, dtypes, a loss scale, where activations
+wait.
+"""
 
 from __future__ import annotations
 

@@ -21,9 +21,13 @@ from training.setup.data import fitted_vocabulary, rolled_back, taken_up
 
 ROWS = asdict(MeasuredOn("0a", 198, 2, 2, 0))
 SAVED = TrainingState(
-    step=4, best_eval_loss=2.5, first_eval_loss=3.0, best_metric=BestMetric(LOSS, 1, 2.5, 4).state(),
-    best_evaluation={"step": 4, "loss": 2.5}, measured_on=ROWS,
-)  # fmt: skip
+    step=4,
+    best_eval_loss=2.5,
+    first_eval_loss=3.0,
+    best_metric=BestMetric(LOSS, 1, 2.5, 4).state(),
+    best_evaluation={"step": 4, "loss": 2.5},
+    measured_on=ROWS,
+)
 ANEW = {"best_eval_loss": None, "best_evaluation": None}
 
 
@@ -31,12 +35,27 @@ ANEW = {"best_eval_loss": None, "best_evaluation": None}
     "metric, changes, lost, told",
     [
         (LOSS, {}, {}, []),
-        (LOSS, {"content": "0b", "train_rows": 1999}, {**ANEW, "best_metric": None}, ["198 rows and 2 held out to 1,999 rows and 2;"]),
-        (LOSS, {"eval_rows": 64}, {**ANEW, "best_metric": None}, ["best loss starts over: it was measured on 2 rows, and is now measured on 64 rows"]),
-        ("chrf", {"answered_rows": 8}, {"best_metric": None}, ["best chrf starts over: it was measured on 0 rows, and is now measured on 8"]),
+        (
+            LOSS,
+            {"content": "0b", "train_rows": 1999},
+            {**ANEW, "best_metric": None},
+            ["198 rows and 2 held out to 1,999 rows and 2;"],
+        ),
+        (
+            LOSS,
+            {"eval_rows": 64},
+            {**ANEW, "best_metric": None},
+            ["best loss starts over: it was measured on 2 rows, and is now measured on 64 rows"],
+        ),
+        (
+            "chrf",
+            {"answered_rows": 8},
+            {"best_metric": None},
+            ["best chrf starts over: it was measured on 0 rows, and is now measured on 8"],
+        ),
         ("chrf", {"eval_rows": 64, "answered_rows": 8}, {**ANEW, "best_metric": None}, ["best loss", "best chrf"]),
     ],
-)  # fmt: skip
+)
 def test_what_was_measured_on_other_rows_is_sought_anew(
     metric: str, changes: dict[str, Any], lost: dict[str, Any], told: list[str]
 ) -> None:

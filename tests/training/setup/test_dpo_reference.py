@@ -1,4 +1,6 @@
-"""Reference log-probabilities: right, computed once and only for rows that are seen, and never those of another model."""
+"""Reference log-probabilities: right, computed once and only for rows that are seen, and never those of another
+model.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,18 @@ def configure(tmp_path: Path) -> Configure:
 
     def make(**flags: object) -> Config:
         given = {
-            "train_file": path, "finetune_from": tmp_path / "base", "output_dir": tmp_path / "runs", "run_name": "run",
-            "cache_dir": tmp_path / "cache", "max_seq_len": 32, "max_steps": 3, "eval_rows": 2, "mixed_precision": "no",
-            "device": "cpu", **flags,
-        }  # fmt: skip
+            "train_file": path,
+            "finetune_from": tmp_path / "base",
+            "output_dir": tmp_path / "runs",
+            "run_name": "run",
+            "cache_dir": tmp_path / "cache",
+            "max_seq_len": 32,
+            "max_steps": 3,
+            "eval_rows": 2,
+            "mixed_precision": "no",
+            "device": "cpu",
+            **flags,
+        }
         return load("dpo", {name: str(value) for name, value in given.items()})
 
     return make

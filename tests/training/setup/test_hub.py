@@ -35,7 +35,9 @@ CASES = (
 
 
 def read() -> tuple[list[list[bytes]], list[str], int]:
-    """In a child, which reads the hub's address anew: what the files hold, what is refused, and what marks a content."""
+    """In a child, which reads the hub's address anew: what the files hold, what is refused, and what marks a
+    content.
+    """
     contents = [[source.path.open().read() for source in find(spec, name)] for spec, name, _ in CASES]
     refused = []
     for spec in ("hf://o/other", "hf://o/notes:nothing"):

@@ -22,9 +22,16 @@ from training.setup.stages import prepare_run
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_TORCH = (
     "training.setup.stages",
-    "training.checkpoints.runs", "training.checkpoints.run_lock", "training.report.trackers", "memory.monitor",
-    "model.formats.shape_file", "model.formats.adapter_folder", "model.lora.form", "model.lora.freezing", "commands.plan",
-)  # fmt: skip
+    "training.checkpoints.runs",
+    "training.checkpoints.run_lock",
+    "training.report.trackers",
+    "memory.monitor",
+    "model.formats.shape_file",
+    "model.formats.adapter_folder",
+    "model.lora.form",
+    "model.lora.freezing",
+    "commands.plan",
+)
 
 
 def test_what_comes_before_torch_imports_none() -> None:

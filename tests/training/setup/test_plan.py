@@ -34,9 +34,16 @@ def begun(tmp_path: Path, **more: object) -> Opened:
     lines = [json.dumps({"prompt": "p" * length, "response": "r" * length}) for length in lengths]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     flags = {
-        "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 64, "effective_batch_size": 8,
-        "cache_dir": tmp_path / "cache", "prepare_workers": 0, "max_steps": 2, "run_name": "x", **more,
-    }  # fmt: skip
+        "train_file": tmp_path / "rows.jsonl",
+        "tokenizer_type": "byte",
+        "max_seq_len": 64,
+        "effective_batch_size": 8,
+        "cache_dir": tmp_path / "cache",
+        "prepare_workers": 0,
+        "max_steps": 2,
+        "run_name": "x",
+        **more,
+    }
     return opened(load("train", {name: str(value) for name, value in flags.items()}))
 
 

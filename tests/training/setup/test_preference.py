@@ -39,10 +39,19 @@ def begun(tmp_path: Path):  # type: ignore[no-untyped-def]
 
     def make(**flags: object) -> ResolvedRun:
         given = {
-            "train_file": path, "finetune_from": tmp_path / "base", "output_dir": tmp_path / "runs", "run_name": "run",
-            "cache_dir": tmp_path / "cache", "max_seq_len": 32, "max_steps": STEPS, "device": "cpu", "beta": 0.5,
-            "optimizer": "adamw", "learning_rate": 3e-3, **flags,
-        }  # fmt: skip
+            "train_file": path,
+            "finetune_from": tmp_path / "base",
+            "output_dir": tmp_path / "runs",
+            "run_name": "run",
+            "cache_dir": tmp_path / "cache",
+            "max_seq_len": 32,
+            "max_steps": STEPS,
+            "device": "cpu",
+            "beta": 0.5,
+            "optimizer": "adamw",
+            "learning_rate": 3e-3,
+            **flags,
+        }
         config: Config = load("dpo", {name: str(value) for name, value in given.items() if value is not None})
         run = resolved(config, CHOICE, ROWS)
         create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)

@@ -27,9 +27,13 @@ def config(tmp_path: Path) -> Config:
     lines = [json.dumps({"prompt": "p" * (5 + n % 40), "response": "r" * 9}) for n in range(200)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     flags = {
-        "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 64, "cache_dir": tmp_path / "cache",
-        "prepare_workers": 0, **SMALL,
-    }  # fmt: skip
+        "train_file": tmp_path / "rows.jsonl",
+        "tokenizer_type": "byte",
+        "max_seq_len": 64,
+        "cache_dir": tmp_path / "cache",
+        "prepare_workers": 0,
+        **SMALL,
+    }
     return load("train", {name: str(value) for name, value in flags.items()})
 
 
