@@ -13,7 +13,8 @@ from collections.abc import Sequence
 _WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
 _CLOSING, _OPENING = "，。、；：！？）】》」』”’%", "（【《「『“‘"
 _PIECES = re.compile(
-    rf"\s*[{_OPENING}]*(?:[{_WIDE}](?=[^{_CLOSING}]|$)|[^\s{_WIDE}]+[{_CLOSING}]*|[{_WIDE}][{_CLOSING}]+|[{_CLOSING}]+)\s*|\s+"
+    rf"\s*[{_OPENING}]*(?:[{_WIDE}](?=[^{_CLOSING}]|$)|[^\s{_WIDE}]+[{_CLOSING}]*|[{_WIDE}][{_CLOSING}]+|[{_CLOSING}]+)\s*"
+    r"|\s+"
 )
 _QUOTED, _KEPT = re.compile("`[^`]*`"), "\ue000"  # stands for a blank that is no place to break
 HANGING = 2  # columns

@@ -87,7 +87,8 @@ class Rows:
         return self._made[key]
 
     def _sent(self, name: str, device: torch.device, make: Callable[[], NDArray[Any]]) -> Tensor:
-        return self.cached((name, device), lambda: place(torch.from_numpy(make()), device))  # type: ignore[no-any-return]
+        tensor: Tensor = self.cached((name, device), lambda: place(torch.from_numpy(make()), device))
+        return tensor
 
     @cached_property
     def _row_of_token(self) -> NDArray[np.int64]:

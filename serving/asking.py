@@ -104,8 +104,9 @@ IGNORED = frozenset(
 # Fields by the values that ask for nothing; any other value would change the answer.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     """
-    frequency_penalty presence_penalty logprobs top_logprobs prompt_logprobs min_p mirostat top_a min_tokens dry_multiplier
-    xtc_probability dynatemp_range echo use_beam_search early_stopping ignore_eos include_stop_str_in_output continue_final_message
+    frequency_penalty presence_penalty logprobs top_logprobs prompt_logprobs min_p mirostat top_a min_tokens
+    dry_multiplier xtc_probability dynatemp_range echo use_beam_search early_stopping ignore_eos
+    include_stop_str_in_output continue_final_message
     """: (0, False),
     "best_of typical_p tfs_z repeat_penalty length_penalty num_beams skip_special_tokens add_generation_prompt": (
         1,
@@ -118,8 +119,8 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     """
-    audio web_search_options moderation do_sample chat_template truncate_prompt_tokens guided_json guided_regex guided_choice
-    guided_grammar
+    audio web_search_options moderation do_sample chat_template truncate_prompt_tokens guided_json guided_regex
+    guided_choice guided_grammar
     """: (),
 }
 NEUTRAL = {name: values for names, values in NEUTRAL_VALUES.items() for name in names.split()}

@@ -161,7 +161,8 @@ def server_of(app: ASGIApp, leave_seconds: int) -> Server:
         Config(
             app,
             log_level="warning",
-            log_config=None,  # Uvicorn's own closes the handlers of other libraries, and absl's closes standard error with it.
+            # Uvicorn's own closes the handlers of other libraries, and absl's closes standard error with it.
+            log_config=None,
             access_log=False,
             timeout_graceful_shutdown=leave_seconds,
             lifespan="on",

@@ -82,7 +82,8 @@ class _Spool:
         self.folder = folder
         self.top = top
         self.bytes = 0
-        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # type: ignore[arg-type]  # noqa: SIM115  closed by `close`
+        # It is closed by `close`.
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # type: ignore[arg-type]  # noqa: SIM115
 
     def add(self, key: int, data: bytes) -> None:
         """Keep a row, unless its key is too high."""

@@ -144,7 +144,9 @@ class Progress:
             # the reader has left, as `head` does, the terminal is gone, or the disk is full: the log tells the rest
             if self._stream is sys.stdout:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            self._stream, self._console = open(os.devnull, "w", encoding="utf8"), None  # noqa: SIM115  # for the rest of the process
+            # It stays open for the rest of the process.
+            self._stream = open(os.devnull, "w", encoding="utf8")  # noqa: SIM115
+            self._console = None
 
     def _evaluation_words(self) -> tuple[str, str]:
         if self._evaluated is None:
