@@ -275,8 +275,8 @@ class StackPass:
         if host_ids and self.embedding.requires_grad:
             self.token_sums = TokenSums.of(host_ids, self.embedding.device)
 
-    def forward(self, encoder_outputs: Sequence[Tensor]) -> deque[Tensor]:
-        """The stack's output (N, D) of each micro-batch; for the decoder, given that of the encoder."""
+    def forward(self, encoder_outputs: deque[Tensor]) -> deque[Tensor]:
+        """The stack's output (N, D) of each micro-batch; for the decoder, given that of the encoder, which is emptied."""
         blockwise = self.blockwise
         inputs = self._inputs(encoder_outputs)
         hidden = self._embedded()
@@ -336,7 +336,7 @@ class StackPass:
         self.upcoming.popleft()
         self.blockwise.weight_store.expect(() if is_last else self.upcoming[0], self.upcoming)
 
-    def _inputs(self, encoder_outputs: Sequence[Tensor]) -> list[dict[str, Any]]:
+    def _inputs(self, encoder_outputs: deque[Tensor]) -> list[dict[str, Any]]:
         """What the blocks take for each micro-batch, beside their input."""
         if self.module.bias is not None:
             with torch.no_grad():
@@ -346,8 +346,8 @@ class StackPass:
         pairs = zip(self.dropouts, self.dropout_keys, strict=True)
         inputs: list[dict[str, Any]] = [{"bias": self.bias, "dropout": each, "keys": keys} for each, keys in pairs]
         if self.module.is_decoder:
-            for each, mb, output in zip(inputs, self.micro_batches, encoder_outputs, strict=True):
-                leaf = mb.spread(output).requires_grad_(self.stack.encoder_learns)
+            for each, mb in zip(inputs, self.micro_batches, strict=True):
+                leaf = mb.spread(encoder_outputs.popleft()).requires_grad_(self.stack.encoder_learns)
                 self.encoder_outputs.append(leaf)
                 each.update(encoder_output=leaf, encoder_rows=mb.encoder_output_rows)
         return inputs

@@ -317,15 +317,15 @@ class FeedForward(nn.Module):
 
     def _in_fp16(self, x: Tensor, dropout: Dropout, graph_only: bool) -> Tensor:
         if self.gate is None:
-            linear = self.wi(x, dropout.of_adapter(5))
-            scale, inverse = fp16_scale(_longest_row(linear))
-            inner = dropout.of_relu(_Scaled.apply(linear, scale))
+            inner = self.wi(x, dropout.of_adapter(5))
+            scale, inverse = fp16_scale(_longest_row(inner))
+            inner = dropout.of_relu(_Scaled.apply(inner, scale))
         else:
-            gate = self._activate(self.gate(x, dropout.of_adapter(5)))
+            inner = self._activate(self.gate(x, dropout.of_adapter(5)))
             linear = self.wi(x, dropout.of_adapter(6))
-            largest = torch.linalg.vector_norm(gate.detach(), torch.inf)
+            largest = torch.linalg.vector_norm(inner.detach(), torch.inf)
             scale, inverse = fp16_scale(_longest_row(linear) * largest)
-            inner = dropout(_Scaled.apply(gate, scale) * linear)
+            inner = dropout(_Scaled.apply(inner, scale) * linear)
         if self.wo.adapter is None:
             return _Fp16Product.apply(inner, self.wo.weight, inverse, graph_only)  # type: ignore[no-any-return]
         y = _Fp16Product.apply(inner, self.wo.weight, None, graph_only)

@@ -196,7 +196,7 @@ def _groups(lengths: Mapping[int, int]) -> Iterator[list[int]]:
 def _check_ids(vocab_size: int, prompts: Sequence[Sequence[int]]) -> None:
     if not all(map(len, prompts)):
         raise ValueError("each row needs at least one token (the end token)")
-    foreign = set[int]().union(*prompts).difference(range(vocab_size))
+    foreign = [i for i in set[int]().union(*prompts) if not 0 <= i < vocab_size]
     if foreign:
         raise UserError(
             "token id {foreign}, is outside of the model's vocabulary (0 to {vocab_size}); use the tokenizer "

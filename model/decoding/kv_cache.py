@@ -91,11 +91,13 @@ class KVCache:
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Take rows out; which one each of the others was."""
+        if not rows:  # As after most steps.
+            return list(range(len(self.sources)))
         count = len(self.sources) - len(rows)
         tail = iter([row for row in range(count, len(self.sources)) if row not in rows])
         order = [next(tail) if row in rows else row for row in range(count)]
         moved = [row for row, before in enumerate(order) if row != before]
-        for buffer in (*self._source, *self._own):
+        for buffer in (*self._source, *self._own) if moved else ():
             here = [row for row in moved if order[row] < len(buffer)]  # A row that has just joined has no answer yet.
             buffer[here] = buffer[[order[row] for row in here]]
         for numbers in (self.sources, self.limits, self.lengths):

@@ -103,6 +103,14 @@ def test_published_configurations_give_the_numbers_of_transformers(name: str, tm
     assert model.config.eos_token_id == (2 if name == "codet5" else 1)
 
 
+def test_a_head_that_is_no_word_is_refused(tmp_path: Path) -> None:
+    folder = published("flan-t5", tmp_path / "model")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "head": ["token"]}))
+    with pytest.raises(UserError, match="head"):
+        read_config(folder)
+
+
 def test_an_activation_that_is_not_there_is_named(tmp_path: Path) -> None:
     folder = published("flan-t5", tmp_path / "model")
     values = json.loads((folder / "config.json").read_text())
