@@ -58,7 +58,10 @@ class Pairs(Task):
     def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> Row:
         answers = stored["labels"]
         ends = np.flatnonzero(answers == settings.special.eos)[:-1] + 1
-        first, *others = map(settings.target, np.split(answers, ends))
+        pieces = (
+            np.split(answers, ends) if len(ends) else [answers]
+        )  # Most rows have one answer, and splitting takes time.
+        first, *others = map(settings.target, pieces)
         return Row(settings.input(stored["input_ids"]), first, key, others)
 
     # From a batch to a score.
