@@ -207,9 +207,8 @@ def _run(name: str, config: Config) -> None:
             way = "{command}, needs the package {package}; install it: {python} -m pip install '{own}[board]'"
         else:
             way = (
-                "{command}, needs the package {package}; `make board` installs it and shows the page, or: {python} "
-                "-m pip install "
-                "-r requirements-board.txt -c constraints.txt"
+                "{command}, needs the package {package}; `make board` installs it and shows the page, or: {python} -m "
+                "pip install -r requirements-board.txt -c constraints.txt"
             )
         facts = {"own": PACKAGE} if IS_INSTALLED else {}
         raise UserError(way, command=name, package=error.name, python=python(), **facts) from None

@@ -183,8 +183,7 @@ class LowMemTrainer:
         if IS_UNBOUNDED and run.device.name == "cpu":  # torch reads that once, with the first of its products
             told = (
                 "torch was imported before trainer_low_mem: its matrix-product caches may already be unbounded, and "
-                "the "
-                "run may exceed its budget; import trainer_low_mem first, in a fresh kernel"
+                "the run may exceed its budget; import trainer_low_mem first, in a fresh kernel"
             )
             log.tell(say(told))
         for text in (*run.notes, headline(run)):

@@ -187,9 +187,8 @@ def verdicts(runs: list[dict[str, Any]]) -> list[str]:
         holds = "met" if resident[0] < resident[1] else "**missed**"
         said.append(
             f"Target {holds}: training all weights here takes less resident memory of the whole process than LoRA "
-            f"there: "
-            f"{_beside(resident)}. Anonymous memory alone: {_beside(anonymous)}; it leaves out the peer's frozen "
-            f"weights, "
+            f"there: {_beside(resident)}. Anonymous memory alone: {_beside(anonymous)}; it leaves out the peer's "
+            f"frozen weights, "
             "which stay mapped from their file and are read in every step."
         )
     pairs = {run["way"]: run for run in of(runs, "ours", "full") if "failed" not in run}
@@ -223,9 +222,8 @@ def about(setting: Setting) -> str:
     return (
         f"Steps of {setting.rows} {rows}, at most {setting.source} + {setting.target} tokens, dropout 0.1. Peaks are "
         "anonymous memory of the whole tree: this project's with loading, evaluation and saving, the peer's with "
-        "loading. "
-        "The peer is a bare loop in fp32 with AdamW, its rows sorted by length to reduce padding. A row of DPO has "
-        "two answers."
+        "loading. The peer is a bare loop in fp32 with AdamW, its rows sorted by length to reduce padding. A row of "
+        "DPO has two answers."
     )
 
 

@@ -39,8 +39,7 @@ class UnfinishedFile:
             except OtherParts:
                 raise UserError(
                     "--output = {path}, was begun with another model, input or settings; choose another file, or "
-                    "begin anew "
-                    "with --overwrite=True",
+                    "begin anew with --overwrite=True",
                     path=path,
                 ) from None
         while self._count in self._parts and self._parts.facts(self._count)[0] == self.rows:

@@ -26,8 +26,7 @@ OFFLOADED = {
     ),
     FILE: (
         "the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in use; "
-        "results "
-        "are identical"
+        "results are identical"
     ),
 }
 MOST_SLOWER = 2.0  # Times the seconds of a step, for a third of the steps.

@@ -138,8 +138,7 @@ class T5ModelConfig:
     head_kind: str | Auto = defining(
         AUTO,
         "layers of the head: dense (dropout, dense, tanh, dropout, out) or linear (dropout, out); auto: dense for "
-        "sequence, "
-        "linear for token",
+        "sequence, linear for token",
         choices=("dense", "linear"),
         needs="head=sequence|token",
     )
@@ -239,8 +238,7 @@ class DataConfig(Noting):
     prepare_text: str = defining(
         "none",
         "preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also "
-        "<AA2fold> in front) "
-        "or ankh (each letter encoded separately)",
+        "<AA2fold> in front) or ankh (each letter encoded separately)",
         choices=("none", "prott5", "prostt5", "ankh"),
         needs=ON_TEXT,
     )
@@ -339,8 +337,7 @@ class TrainConfig(Noting):
     finetune_from: str | Auto | None = setting(
         AUTO,
         "model folder to start from, hf://OWNER/NAME, or with allow_download a Hugging Face hub name; auto: the "
-        "newest finished "
-        "pretraining run whose tokenizer suits the data, else none; none: random weights",
+        "newest finished pretraining run whose tokenizer suits the data, else none; none: random weights",
     )
     allow_download: bool = setting(
         False, "download finetune_from from the Hugging Face hub, or the mirror in HF_ENDPOINT, into models/"
@@ -403,8 +400,7 @@ class TrainConfig(Noting):
     class_weights: str | None = defining(
         None,
         "weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or "
-        "balanced (inverse "
-        "to their frequency); none: 1 each",
+        "balanced (inverse to their frequency); none: 1 each",
         needs="head=sequence|token",
     )
     eval_steps: int | Auto = setting(AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", low=1)
@@ -434,9 +430,8 @@ class TrainConfig(Noting):
     metric_for_best: str = setting(
         "loss",
         f"metric that selects the best checkpoint: loss, a score of answers ({', '.join((*SCORES, *RANKED_SHOWN))}), "
-        f"of labels "
-        f"({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}) or a metric of your own in Python; NAME/loss for one of "
-        f"several validation sets",
+        f"of labels ({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}) or a metric of your own in Python; NAME/loss for "
+        f"one of several validation sets",
     )
 
 
@@ -539,8 +534,7 @@ class RunConfig(Noting):
     language: str | Auto = setting(
         AUTO,
         "language of the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log is English but for its "
-        "memory "
-        "lines",
+        "memory lines",
         choices=LANGUAGES,
     )
     log_with: str | None = setting(
@@ -551,8 +545,7 @@ class RunConfig(Noting):
     push_to_hub: str | None = setting(
         None,
         "Hugging Face Hub repository to upload the finished model and its card to, OWNER/NAME or NAME; needs a login "
-        "(hf auth login "
-        "or HF_TOKEN); none: nothing is uploaded",
+        "(hf auth login or HF_TOKEN); none: nothing is uploaded",
     )
     quiet: bool = setting(False, "print only results, warnings and errors; the log stays complete")
 
@@ -564,8 +557,7 @@ class TokenizerConfig(Noting):
     tokenizer_type: str | Auto = setting(
         AUTO,
         "bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phones and the like), "
-        "or letters "
-        "(one token per letter); auto: letters for proteins, else bpe",
+        "or letters (one token per letter); auto: letters for proteins, else bpe",
         choices=("bpe", "unigram", "byte", "words", "letters"),
     )
 
@@ -671,8 +663,7 @@ class GenerateConfig:
     early_stopping: str = setting(
         "False",
         "end a beam search when there are num_beams answers (True), when better ones are unlikely (False), or "
-        "impossible "
-        "(never)",
+        "impossible (never)",
         choices=("True", "False", "never"),
         needs="num_beams",
     )
@@ -710,8 +701,7 @@ class AnswerConfig(Noting):
     output: str | None = setting(
         None,
         "JSONL file for answers or predicted labels, .npz, .parquet or .h5 for vectors, or folder for a new model; "
-        "interrupted files are continued; none: "
-        "the screen",
+        "interrupted files are continued; none: the screen",
     )
     generate_batch_size: int | Auto = setting(
         AUTO, "prompts answered at once; auto: what the budget allows", unit="rows", low=1
@@ -719,8 +709,7 @@ class AnswerConfig(Noting):
     answers: str | Auto | None = defining(
         AUTO,
         "the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt "
-        "in the "
-        "model's folder, if there (in training: none); none: any",
+        "in the model's folder, if there (in training: none); none: any",
         needs="head=text",
     )
     num_answers: int = defining(
@@ -767,8 +756,7 @@ class ChatConfig(Noting):
     history_turns: int | Auto = setting(
         AUTO,
         "earlier questions and answers that the model sees; auto: all that fit if it was trained on conversations, "
-        "else "
-        "none",
+        "else none",
         low=0,
     )
 

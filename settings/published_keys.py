@@ -118,10 +118,8 @@ GENERATION_KEYS = _keys(
     ),
     (
         "is_assistant num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
-        "assistant_early_exit "
-        "assistant_lookbehind assistant_ensemble_weight target_lookbehind prompt_lookup_num_tokens "
-        "max_matching_ngram_size "
-        "speculation_type",
+        "assistant_early_exit assistant_lookbehind assistant_ensemble_weight target_lookbehind "
+        "prompt_lookup_num_tokens max_matching_ngram_size speculation_type",
         Key(IDLE, "how it is computed; the answers are the same"),
     ),
     (
@@ -182,8 +180,7 @@ CONFIG_KEYS = _keys(
     ),
     (
         "chunk_size_feed_forward attn_implementation _attn_implementation _attn_implementation_internal "
-        "_attn_implementation_autoset "
-        "_experts_implementation torchscript xla_device tf_legacy_loss",
+        "_attn_implementation_autoset _experts_implementation torchscript xla_device tf_legacy_loss",
         Key(IDLE, "how it is computed; the numbers are the same"),
     ),
     ("return_dict", _REPORTS),

@@ -245,8 +245,7 @@ def _hold(
         if held.base_bytes + held.weight_bytes > total:
             raise DoesNotFit(
                 "--memory_budget = {total_bytes}, does not hold the model's {size} of weights beside {base_bytes} of "
-                "the "
-                "program; raise it to {least} or more, or try --mixed_precision=bf16",
+                "the program; raise it to {least} or more, or try --mixed_precision=bf16",
                 total_bytes=format_size(total),
                 size=format_size(held.weight_bytes),
                 base_bytes=format_size(model.base_bytes),

@@ -131,9 +131,8 @@ class Recorder:
             what = say("RAM") if is_ram else say("the peak")
             log.tell(
                 say(
-                    "step {step}: {what} of {peak} exceeds the budget of {budget}; the run continues, saves, and "
-                    "ends with "
-                    "exit code 3",
+                    "step {step}: {what} of {peak} exceeds the budget of {budget}; the run continues, saves, and ends "
+                    "with exit code 3",
                     step=step,
                     what=what,
                     peak=format_size(held),

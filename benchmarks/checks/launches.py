@@ -90,12 +90,10 @@ def main(arguments: list[str]) -> None:
 HEAD = ["work", "kernels", "host waits", "copies from the host", "read and written", "peak", "plan"]
 NOTE = (
     "Traced on tensors without data, on the processor named above; no figure of this table was measured on a GPU. "
-    "t5-base in bf16, 128 "
-    "rows of 512 + 114 tokens in one micro-batch: all blocks saved, none (`ultra`), with dropout 0.1, in fp16 with a "
-    "scaled loss, and 64 rows of 20 to 300 "
-    "tokens (`ragged`); then as the first, with the global norm clipped, with other optimizers, and as one of two "
-    "processes, whose "
-    "collectives count as kernels; `mps`: t5-small in fp32, 8 rows. The limit comes after `of`."
+    "t5-base in bf16, 128 rows of 512 + 114 tokens in one micro-batch: all blocks saved, none (`ultra`), with dropout "
+    "0.1, in fp16 with a scaled loss, and 64 rows of 20 to 300 tokens (`ragged`); then as the first, with the global "
+    "norm clipped, with other optimizers, and as one of two processes, whose collectives count as kernels; `mps`: "
+    "t5-small in fp32, 8 rows. The limit comes after `of`."
 )
 
 if __name__ == "__main__":

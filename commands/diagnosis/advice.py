@@ -53,8 +53,7 @@ def advice_on_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> It
     if memory["swap_used_bytes"] > SWAP_BYTES:
         yield say(
             "{size} of swap is in use: memory is already short, and swapping makes a run many times slower; close "
-            "other "
-            "programs",
+            "other programs",
             size=format_size(memory["swap_used_bytes"]),
         )
     for other in others:
@@ -89,8 +88,7 @@ def advice_on_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[s
     if (system["load"] or 0) > BUSY_LOAD * cores:
         yield say(
             "the machine is busy (load {load} on {cores} cores): the speeds above are unreliable; run doctor again "
-            "when "
-            "it is idle",
+            "when it is idle",
             load=f"{system['load']:g}",
             cores=cores,
         )
@@ -103,8 +101,7 @@ def advice_on_devices(devices: list[dict[str, Any]], torch: dict[str, Any]) -> I
         if device["compute"] == "float32":
             yield say(
                 "{device} has no fast bf16 units, so training computes in fp32; --mixed_precision=bf16 still halves "
-                "the "
-                "weights by storing them in bf16",
+                "the weights by storing them in bf16",
                 device=device["name"],
             )
         used_bytes = device["total_bytes"] - device["free_bytes"]

@@ -369,8 +369,7 @@ class Writing:
             left_out = f"{left_out} ({', '.join(reasons)})"
         problem = say(
             "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out "
-            "by "
-            "cleaning: {left_out}); {remedy}",
+            "by cleaning: {left_out}); {remedy}",
             files=_named(sources),
             split=split,
             texts=counts["texts"],

@@ -276,8 +276,7 @@ def check_shards(*split_dirs: Path) -> None:
                 problems.append(
                     say(
                         "{path}: is damaged, its checksum is {found:08x} and was {crc32:08x} when it was written; "
-                        "copy it "
-                        "again, or delete {root} and prepare it again",
+                        "copy it again, or delete {root} and prepare it again",
                         path=path,
                         found=checksum,
                         crc32=shard["crc32"],

@@ -139,8 +139,7 @@ class JsonArray(JsonLines):
             if is_closed and text.strip(BLANKS):  # two files, one behind the other
                 raise UserError(
                     "{file}: unexpected content after the array, which ends with row {number}; write one array, or "
-                    "one object "
-                    "per line",
+                    "one object per line",
                     file=source.path,
                     number=number,
                 )

@@ -34,9 +34,8 @@ BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
 READ_ERRORS = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, OverflowError)
 TOO_LARGE = say(
-    "a row may be far larger than the others, or unpack to far more than it shows: leave that row out, write the "
-    "file anew in smaller "
-    "pieces, or give --memory_budget more"
+    "a row may be far larger than the others, or unpack to far more than it shows: leave that row out, write the file "
+    "anew in smaller pieces, or give --memory_budget more"
 )
 
 

@@ -36,8 +36,7 @@ COMPRESSION_BY_MAGIC = {
 }
 HTML = (
     "is an HTML page, not {kind}: probably a saved sign-in or preview page; download the raw file (on the Hugging "
-    "Face hub, "
-    "use /resolve/ in the address, not /blob/)"
+    "Face hub, use /resolve/ in the address, not /blob/)"
 )
 UTF16 = "is UTF-16; save it as UTF-8"
 ARCHIVE = "is an archive; unpack it"

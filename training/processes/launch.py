@@ -81,8 +81,7 @@ def launch_problems() -> list[str]:
         return []
     text = (
         "MASTER_ADDR = none, is needed where {signs} say that a launcher has started this process; for one process "
-        "unset "
-        "them, for several start this program by torchrun --nproc_per_node=N, or set MASTER_ADDR to the host of "
+        "unset them, for several start this program by torchrun --nproc_per_node=N, or set MASTER_ADDR to the host of "
         "process 0"
     )
     return [say(text, signs=join(", ", signs))]

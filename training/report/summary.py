@@ -95,8 +95,7 @@ class Summary:
             peak, budget = self.host_peak_bytes or 0, self.host_budget_bytes or 0
             message = (
                 "--memory_budget = {budget}, was exceeded in RAM, first {when}: the peak was {peak}, with the "
-                "libraries of the "
-                "device; everything is saved in {folder}. Use --memory_budget={enough}M"
+                "libraries of the device; everything is saved in {folder}. Use --memory_budget={enough}M"
             )
         return say(
             message,

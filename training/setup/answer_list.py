@@ -189,8 +189,7 @@ def _build(sources: Sequence[Source], data: DataConfig, texts: Path, folder: Pat
                 if tokenizer.unk_id in ids:
                     raise UserError(
                         "--answers, the tokenizer has no token for a part of {text!r}, which no answer can contain; "
-                        "leave it "
-                        "out",
+                        "leave it out",
                         text=text[:60],
                     )
                 is_of_lines &= text == text.strip() and not {"\n", "\r"} & {*text}

@@ -83,9 +83,8 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
         stored = TensorHeaders(run.start.base).file_bytes
         if storage != "float32" and stored >= WIDE_BYTES * weight_counts(asked.model)["total"]:
             text = (
-                "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, at "
-                "half the "
-                "size; --mixed_precision=no keeps float32"
+                "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, at half "
+                "the size; --mixed_precision=no keeps float32"
             )
             yield say(text, model=run.base, size=format_size(stored), storage=storage)
     if asked.train.optimizer == "adamw" or asked.lora.lora_rank:
