@@ -8,7 +8,7 @@ project took. All folders are measured by the same `evaluate` command on the sam
 g2p_* by their word error rate too; beside them stand simple methods (the nearest neighbour's answer, the first
 sentence). The first ten held-out rows and their answers, not selected, go into docs/recipes.md. Other flags go to
 `train`. Peaks are anonymous memory of the whole process tree, sampled every 50 ms; the section of docs/benchmarks.md
-and its picture, memory over time beside the budget, are written at the end.
+is written at the end.
 
 The recipes for encoders with heads have no peer:
 
@@ -29,8 +29,7 @@ auto.
 its run on equal rows; without that, by two short runs.
 --peer_steps=N: of its run in equal time, where that would be too long; its row says that it took less. auto: those of
 equal time. --finished=LOG_FOLDER: of a run that has ended, such as logs/summarise; it stands for this project's, which
-is not run anew. Its peak and its time, over all its starts, are those that it told itself, without a curve, so no
-picture is drawn.
+is not run anew. Its peak and its time, over all its starts, are those that it told itself.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.page import FIGURES, PAGE, ROOT, SummaryRow, class_folder, markdown, show_section, write_part
+from benchmarks.page import FIGURES, ROOT, SummaryRow, class_folder, markdown, show_section, write_part
 from benchmarks.parts import children
-from benchmarks.parts.memory_picture import COLORS, draw_memory, thinned
 from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.rows import read_rows
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
@@ -122,7 +120,6 @@ class Trained:
     folder: Path
     seconds: float
     peak_bytes: int
-    curve: Sequence[tuple[float, int]] = ()
 
 
 def scores(model: Path, recipe: str, settings: dict[str, Any], eval_rows: str) -> dict[str, float]:
@@ -215,7 +212,7 @@ def _our_run(
     words = [PROGRAM, "train", f"--preset=recipe_{recipe}", "--run_name=ours", "--overwrite=True", *flags]
     child = children.must_run(words)
     events = read_rows(work / "logs" / "ours" / "metrics.jsonl")
-    return Trained(work / "runs" / "ours", child.seconds, child.peak_bytes, thinned(child.curve)), events
+    return Trained(work / "runs" / "ours", child.seconds, child.peak_bytes), events
 
 
 def taken(events: list[dict[str, Any]]) -> tuple[float, int]:
@@ -268,10 +265,10 @@ class Peer:
         words = ["-m", "benchmarks.parts.recipe_peer", *places, str(steps), *self._words]
         before = json.loads((folder / TRAINED_FILE).read_text()) if (folder / TRAINED_FILE).exists() else {}
         if before.get("words") == words:
-            return Trained(folder, before["seconds"], before["peak_bytes"], before["curve"])
+            return Trained(folder, before["seconds"], before["peak_bytes"])
         child = children.must_run(words)
-        one = Trained(folder, child.seconds, child.peak_bytes, thinned(child.curve))
-        took = {"seconds": one.seconds, "peak_bytes": one.peak_bytes, "curve": one.curve}
+        one = Trained(folder, child.seconds, child.peak_bytes)
+        took = {"seconds": one.seconds, "peak_bytes": one.peak_bytes}
         (folder / TRAINED_FILE).write_text(json.dumps({"words": words, **took}))
         return one
 
@@ -302,7 +299,7 @@ def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) 
         runs["peer_equal_time"] = peer.train(steps, "peer_equal_time")
     for name, one in runs.items():
         found = scores(one.folder, recipe, settings, options["eval_rows"])
-        result[name] = {"seconds": one.seconds, "peak_bytes": one.peak_bytes, "curve": one.curve, **found}
+        result[name] = {"seconds": one.seconds, "peak_bytes": one.peak_bytes, **found}
     files, held_out, rows = str(settings["train_file"]), str(settings["validation_file"]), int(options["eval_rows"])
     result["simple"] = simple_scores(recipe, files, held_out, RECIPES[recipe], rows)
     length = [f"--max_seq_len={settings['max_seq_len']}", f"--max_new_tokens={settings['max_target_len']}"]
@@ -407,10 +404,6 @@ def main(arguments: list[str]) -> None:
         return
     figures = measure(names[0], options, flags, work)
     body = table(names[0], figures)
-    picture = f"images/{class_folder()}/recipe-{names[0]}.png"
-    if all(figures.get(name, {}).get("curve") for name in COLORS):
-        body += f"\n\n![memory over time]({picture})"
-        draw_memory(PAGE.parent / picture, figures)
     answers = figures.pop("answers")
     beside = ", compared with Seq2SeqTrainer" if "peer" in figures or "peer_equal_time" in figures else ""
     show_section(f"recipe-{names[0]}", f"Recipe: {names[0]}{beside}", body, figures, summary(names[0], figures))

@@ -24,7 +24,6 @@ from benchmarks.page import ROOT
 from memory.processes import ProcessTree
 
 SAMPLE_SECONDS = 0.05
-CURVE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Child:
     """How a child process went; `output` is what it printed, `messages` what it wrote to stderr.
 
     Args:
-        marked_bytes: see `peak_of_process`. curve: (seconds, most bytes since the one before), at most one a second.
+        marked_bytes: see `peak_of_process`.
     """
 
     returncode: int
@@ -42,7 +41,6 @@ class Child:
     peak_bytes: int
     marked_bytes: int
     high_water_bytes: int
-    curve: tuple[tuple[float, int], ...] = ()
 
     @property
     def failure(self) -> str:
@@ -78,7 +76,6 @@ def run(
         beside: called with the process id in a thread of its own, such as a client of a server.
     """
     began, peak, marked, high_water = time.perf_counter(), 0, 0, 0
-    curve: list[tuple[float, int]] = []
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
     with ExitStack() as opened:
         given, out, err = (opened.enter_context(tempfile.TemporaryFile("w+", encoding="utf8")) for _ in range(3))
@@ -93,7 +90,6 @@ def run(
         while child.poll() is None:
             held = tree.usage().anon_bytes
             peak = max(peak, held)
-            _extend(curve, time.perf_counter() - began, held)
             marked = max(marked, peak_of_process(child.pid))
             high_water = max(high_water, status_bytes(child.pid).get("VmHWM", 0))
             if stop is not None and stop():
@@ -101,7 +97,7 @@ def run(
             time.sleep(SAMPLE_SECONDS)
         out.seek(0), err.seek(0)
         seconds = time.perf_counter() - began
-        return Child(child.returncode, out.read(), err.read(), seconds, peak, marked, high_water, tuple(curve))
+        return Child(child.returncode, out.read(), err.read(), seconds, peak, marked, high_water)
 
 
 def must_run(words: Sequence[str], cwd: Path = ROOT) -> Child:
@@ -110,13 +106,6 @@ def must_run(words: Sequence[str], cwd: Path = ROOT) -> Child:
     if child.returncode:
         sys.exit(f"{' '.join(words[:3])} ended with {child.returncode}:\n{(child.output + child.messages)[-3000:]}")
     return child
-
-
-def _extend(curve: list[tuple[float, int]], seconds: float, held: int) -> None:
-    if curve and seconds - curve[-1][0] < CURVE_SECONDS:
-        curve[-1] = (curve[-1][0], max(held, curve[-1][1]))
-    else:
-        curve.append((seconds, held))
 
 
 def status_bytes(pid: int | str = "self") -> dict[str, int]:

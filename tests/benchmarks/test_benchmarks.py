@@ -17,7 +17,7 @@ from benchmarks import page
 from benchmarks.faults.kill_cases import World
 from benchmarks.faults.killed_commands import cases_of
 from benchmarks.finetuning import KINDS, Case, measure, ours_words
-from benchmarks.parts import children, finetuning_data, large_inputs, translation_memory
+from benchmarks.parts import children, finetuning_data, large_inputs
 from benchmarks.parts.finetuning_data import Setting
 from benchmarks.parts.rows import write_rows
 from benchmarks.recipes import RECIPES, SEED_RECIPES, seed_table, summary
@@ -198,15 +198,3 @@ def test_power_takes_what_was_not_waited_for(tmp_path: Path, undoes: bool) -> No
     assert run_child(work) == -9
     left = {path.name: path.read_text() for path in disk.rglob("*") if path.is_file()}
     assert left == ({"waited": "x", "old": "old", "not": ""} if undoes else {"old": "x", "inner": "x", "renamed": ""})
-
-
-def test_a_translation_memory_answers_what_is_alike() -> None:
-    texts = {"the king built a house": "K1", "the king built a wall": "K2", "a ram for the gods": "K3", "silver": "K4"}
-    pairs = [{"prompt": prompt, "response": told} for prompt, told in texts.items()]
-    memory = translation_memory.TranslationMemory(pairs)
-    assert memory.recall("a ram for the gods") == ("K3", 1.0)
-    assert memory.recall("the king built a wall of stone") == ("K2", pytest.approx(10 / 12))
-    assert memory.recall("nothing known")[1] == 0.0
-    rows = translation_memory.table(["Ka", "Kb"], [memory.recall("silver"), memory.recall("unknown")], ["K4", "Kb"])
-    both = [line.split("|")[-2].split(" / ")[-1].strip() for line in rows.splitlines() if line.startswith("| all")]
-    assert both == ["100.0"]
