@@ -26,6 +26,9 @@ def _run(
     os.chdir(folder)
     for handle, path in ((1, out), (2, error)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), handle)
+    # Those of the fork server were made for files, in which one can seek; here there may be pipes.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf8", closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [str(program), *words]

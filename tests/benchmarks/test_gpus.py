@@ -11,6 +11,7 @@ from benchmarks.gpus import __main__ as command
 from benchmarks.gpus.works import HAS_COMPILE, WORKS
 
 
+@pytest.mark.slow
 def test_a_tiny_work_is_measured_and_a_system_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--device=cpu", "--systems=ours-standard,ours-ultra", "--steps=1", "--write=False"]
     command.main(["tiny", *flags])

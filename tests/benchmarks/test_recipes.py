@@ -155,7 +155,12 @@ DOWNLOADS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("recipe", DOWNLOADS)
+QUICK = ("g2p_english", "structure")  # One with answers and one with labels; the others are slow.
+
+
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in DOWNLOADS]
+)
 def test_a_recipe_trains_on_the_rows_of_its_script(recipe: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()

@@ -72,21 +72,21 @@ class Place:
 
     def stop_at(self, step: int, signal_number: int, name: str, *flags: str) -> Run:
         """Start a command, send a signal when it tells of a step (with --log_steps=1), and wait for its end."""
+        command = self.command(name, "--log_steps=1", *flags)
+        pipe = self.folder / "screen.fifo"
         lines = []
-        with subprocess.Popen(
-            [sys.executable, *self.command(name, "--log_steps=1", *flags)],
-            cwd=self.folder,
-            env=ENVIRONMENT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
+        os.mkfifo(pipe)
+        child = warm.start(Path(command[0]), command[1:], pipe, pipe, ENVIRONMENT, self.folder)
+        with pipe.open(encoding="utf8") as screen:
+            for line in screen:
                 lines.append(line)
                 if line.split("/")[0].split() == ["step", str(step)]:
-                    process.send_signal(signal_number)
-        return Run(process.args, process.returncode, "".join(lines), "")
+                    assert child.pid is not None
+                    os.kill(child.pid, signal_number)
+        child.join()
+        pipe.unlink()
+        assert child.exitcode is not None
+        return Run(command, child.exitcode, "".join(lines), "")
 
     def events(self, run_name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.logs / run_name / "metrics.jsonl").read_text("utf8").splitlines()]

@@ -49,16 +49,18 @@ def test_a_tokenizer_is_trained_and_text_prepared_before_torch(alone: Place, wor
 
 def test_what_a_run_goes_on_from_is_read_before_torch(alone: Place, pretrained: World) -> None:
     base = f"--finetune_from={pretrained.place.runs / 'whole'}"
-    done = until_torch(alone, "train", "--is_finetune=True", base, f"--train_file={pretrained.pairs}", "--lora_rank=2")
-    assert done.returncode == REACHED and len(prepared(alone)) == 1, done.stderr
     answers = alone.folder / "preferences.jsonl"
     rows = [{"prompt": f"is {word}?", "chosen": f"yes, {word}", "rejected": "no"} for word in WORDS * 5]
     answers.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
     done = until_torch(alone, "dpo", base, f"--train_file={answers}")
-    assert done.returncode == REACHED and len(prepared(alone)) == 2, done.stderr
+    assert done.returncode == REACHED and len(prepared(alone)) == 1, done.stderr
+
+
+def test_a_plan_needs_no_torch_at_all(alone: Place, pretrained: World) -> None:
+    base = f"--finetune_from={pretrained.place.runs / 'whole'}"
     plan = ("--is_finetune=True", base, f"--train_file={pretrained.pairs}", "--memory_budget=2G")
     done = until_torch(alone, "plan", *plan)
-    assert done.returncode == 0 and "starting from" in done.stdout, "a plan needs no torch at all"
+    assert done.returncode == 0 and "starting from" in done.stdout
 
 
 def test_going_on_is_settled_before_torch(alone: Place, pretrained: World) -> None:

@@ -44,43 +44,60 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def edited(copied: Path) -> Path:
+    """The program with classes pasted at the end of `config.py`."""
+    (copied / "config.py").write_text((ROOT / "config.py").read_text("utf8") + PASTED + COMMENTS_ALONE, "utf8")
+    return copied
+
+
 def command(program: Path, name: str, *flags: str) -> Run:
     words = [sys.executable, str(program / "train_low_mem.py"), name, *flags]
     return subprocess.run(words, cwd=program.parent, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
 
 
-def test_an_edited_model_is_planned_trained_and_finetuned(copied: Path, pretrained: World) -> None:
-    (copied / "config.py").write_text((ROOT / "config.py").read_text("utf8") + PASTED + COMMENTS_ALONE, "utf8")
-    runs = copied.parent / "runs"
-    shutil.copytree(pretrained.place.runs / "whole", runs / "pretrain_whole")
-    folders = [f"--output_dir={runs}", f"--log_dir={copied.parent / 'logs'}", f"--cache_dir={pretrained.place.cache}"]
-    data = [f"--train_file={pretrained.text}", "--vocab_size=512", "--max_steps=2"]
-
-    planned = command(copied, "plan", *folders, *data)
+def test_an_edited_model_is_planned_and_trained(edited: Path, world: World) -> None:
+    data = [f"--train_file={world.text}", "--vocab_size=512", "--max_steps=2"]
+    planned = command(edited, "plan", *folders(edited, world), *data)
     assert planned.returncode == 0, planned.stderr
     shape = {"d_model": 48, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 3, "vocab_size": 512}
     weights = weight_counts(load("train", {**shape, "train_file": "x"}).model)["total"]
     assert f" {weights:,}," in planned.stdout, "the parameters of the edited shape"
+    train(edited, world, "text", *data)
+    resumed = command(edited, "plan", "--is_keep_training=True", "--run_name=text", *folders(edited, world))
+    assert resumed.returncode == 0, resumed.stderr
+    assert "keeps its own settings" in resumed.stderr and "edited: " not in resumed.stderr
 
-    for run_name, flags in {"text": data, "pairs": [f"--train_file={pretrained.pairs}", "--is_finetune=True"]}.items():
-        done = command(copied, "train", *folders, *flags, "--vocab_size=512", "--max_steps=2", f"--run_name={run_name}")
-        assert done.returncode == 0, done.stderr
-        assert "d_model = 48" in done.stderr and "config.py:" in done.stderr
-        shape = json.loads((runs / run_name / "config.json").read_text("utf8"))
-        sizes = [shape[name] for name in ("d_model", "d_ff", "num_layers", "num_decoder_layers", "num_heads")]
-        assert sizes == [48, 64, 1, 1, 3]
-        record = json.loads((runs / run_name / "settings.json").read_text("utf8"))
-        assert (record["batch_size_per_gpu"], record["max_seq_len"]) == (1, 48)
 
-    answered = command(
-        copied, "evaluate", f"--model={runs / 'pairs'}", f"--validation_file={pretrained.pairs}", *folders[1:]
-    )
+@pytest.mark.slow
+def test_an_edited_model_is_finetuned_from_random_weights_and_measured(edited: Path, pretrained: World) -> None:
+    """A model of another shape in the folder of runs is passed over, and a trained folder says its shape itself."""
+    shutil.copytree(pretrained.place.runs / "whole", edited.parent / "runs" / "pretrain_whole")
+    train(edited, pretrained, "pairs", f"--train_file={pretrained.pairs}", "--is_finetune=True", "--max_steps=2")
+    model = f"--model={edited.parent / 'runs' / 'pairs'}"
+    _, *others = folders(edited, pretrained)
+    answered = command(edited, "evaluate", model, f"--validation_file={pretrained.pairs}", *others)
     assert answered.returncode == 0, answered.stderr
     assert "d_model" not in answered.stderr + answered.stdout
 
-    resumed = command(copied, "plan", "--is_keep_training=True", "--run_name=text", "--max_steps=4", *folders)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "keeps its own settings" in resumed.stderr and "edited: " not in resumed.stderr
+
+def folders(program: Path, world: World) -> list[str]:
+    """The flags for folders beside a copy of the program."""
+    beside = program.parent
+    return [f"--output_dir={beside / 'runs'}", f"--log_dir={beside / 'logs'}", f"--cache_dir={world.place.cache}"]
+
+
+def train(program: Path, world: World, run_name: str, *flags: str) -> None:
+    """Train a model of the edited shape."""
+    done = command(program, "train", *folders(program, world), *flags, "--vocab_size=512", f"--run_name={run_name}")
+    assert done.returncode == 0, done.stderr
+    assert "d_model = 48" in done.stderr and "config.py:" in done.stderr
+    run = program.parent / "runs" / run_name
+    shape = json.loads((run / "config.json").read_text("utf8"))
+    sizes = [shape[name] for name in ("d_model", "d_ff", "num_layers", "num_decoder_layers", "num_heads")]
+    assert sizes == [48, 64, 1, 1, 3]
+    record = json.loads((run / "settings.json").read_text("utf8"))
+    assert (record["batch_size_per_gpu"], record["max_seq_len"]) == (1, 48)
 
 
 def test_help_shows_an_edited_value_and_a_line_that_cannot_act_is_refused(copied: Path) -> None:

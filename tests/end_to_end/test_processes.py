@@ -38,6 +38,7 @@ def test_the_same_flags_train_the_same_model_on_two_processes(world: World, tmp_
     assert saved["effective_batch_size"] == one["effective_batch_size"], "a run that goes on keeps it"
 
 
+@slow
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_torchrun_restarts_the_run_of_its_first_attempt_and_none_that_was_asked_to_stop(
     pretrained: World, tmp_path: Path

@@ -100,6 +100,7 @@ def test_a_budget_that_holds_no_answer_is_refused(folder: Path, tmp_path: Path) 
     assert done.returncode == 3 and "--memory_budget = 64.0 MiB, does not hold" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_vectors_that_nobody_reads_stay_inside_the_budget(tmp_path: Path) -> None:
     """Five clients ask for 4 MB of numbers each and read none of it; later one of them reads all."""
     width, texts = 1024, [f"text {number}" for number in range(200)]
