@@ -38,7 +38,6 @@ CHAPTERS = {
         "gpus",
         "throughput-t5-small",
         "throughput-",
-        "two-commits",
         "processes",
         "launches",
     ),
