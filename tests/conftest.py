@@ -15,6 +15,7 @@ import pytest
 
 from devices import machine_file, processor
 from devices.processor import AVX2, Processor
+from tests import warm
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop(
         "PYTHONDONTWRITEBYTECODE", None
     )  # or each child process compiles all modules anew, for half a second
+    warm.trust_the_disk()
     os.environ["LC_ALL"] = "C.UTF-8"  # what tests read is English, whoever runs them
     # as in an environment that was activated: commands that are shown begin with `python`
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

@@ -20,10 +20,16 @@ PRELOADED = ["torch", "accelerate", "trainer_low_mem", "training.setup.build", "
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def trust_the_disk() -> None:
+    """Wait for no disk in this process: no power is lost in tests, and the waiting is a tenth of their time."""
+    os.fsync = lambda handle: None  # type: ignore[assignment]
+
+
 def _run(
     program: str | Path, words: Sequence[str], out: Path, error: Path, environment: Mapping[str, str], folder: Path
 ) -> None:
     os.chdir(folder)
+    trust_the_disk()
     for handle, path in ((1, out), (2, error)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), handle)
     # Those of the fork server were made for files, in which one can seek; here there may be pipes.
