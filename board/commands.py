@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from board.reader import Folders, Outside, number_of
+from board.reader import Folders, Outside
 from board.runs import delete_run, list_runs, size_of
 from common.language import join, say
 from common.screen import visible
@@ -23,6 +23,7 @@ from common.units import format_size
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
 from settings.program import program
+from training.report.run_files import number_of
 
 ENDLESS = 10_000  # columns of a pipe or a file
 SHORTEST_NAME = 16

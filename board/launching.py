@@ -21,10 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from board.planning import PROGRAM, Flags, Planner, goes_on, still_to_take, words_of
-from board.reader import Folders, Outside, checked_name, is_run_name, number_of
+from board.reader import Folders, Outside, checked_name, is_run_name
 from board.runs import ALIVE, CONSOLE_FILE, delete_run, end_of_file, list_runs, run_facts
 from common import child_process
 from common.language import say
@@ -32,7 +31,7 @@ from common.storage import write_text
 from common.units import MIB
 from settings.errors import UserError
 from settings.loading import load
-from training.report.run_files import LAUNCH_FILE, REQUEST_FILE, read_record
+from training.report.run_files import LAUNCH_FILE, REQUEST_FILE, Record, number_of, read_record
 
 QUEUE_SECONDS = 2.0
 # How long memory may be short with no run beside it: a model on the page is ended after ten quiet minutes, and a run
@@ -45,7 +44,6 @@ OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 SAVE = "save"
 STOP = "stop"
 COMMANDS = ("train", "dpo")
-Record = dict[str, Any]
 
 
 @dataclass

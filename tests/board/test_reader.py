@@ -83,11 +83,11 @@ def test_all_that_is_not_drawn(tmp_path: Path) -> None:
     )
     history = History(path)
     history.refresh()
-    assert history.settings["max_steps"] == 100 and history.first_plan["peak_bytes"] == 9
+    assert history.settings()["max_steps"] == 100 and history.latest["plan"]["peak_bytes"] == 9
     assert history.phase_peaks == {"train": 1001, "load": 700}
     assert list(history.cleanups) == [[1, 5]] and list(history.saves) == [1]
     assert history.notes[0]["text"] == "smaller" and history.samples[0]["answer"] == "<script>"
-    assert history.end["seconds"] == 4.0
+    assert history.latest["end"]["seconds"] == 4.0
 
 
 def test_a_window_shows_each_step_at_its_time_with_evaluations_and_peaks(tmp_path: Path) -> None:
