@@ -39,14 +39,15 @@ def folders_of(log_dir: str, output_dir: str, data_dir: str) -> Folders:
     Raises:
         UserError: one of them is a file.
     """
-    named = {"log_dir": log_dir, "output_dir": output_dir, "data_dir": data_dir}
-    problems = [
-        say("--{flag} = {path}, is a file; give a folder", flag=flag, path=path)
-        for flag, path in named.items()
-        if Path(path).is_file()
-    ]
-    refuse(problems)
-    return Folders(*(Path(folder).absolute() for folder in named.values()))
+    folders = {"log_dir": log_dir, "output_dir": output_dir, "data_dir": data_dir}
+    refuse(
+        [
+            say("--{flag} = {path}, is a file; give a folder", flag=flag, path=path)
+            for flag, path in folders.items()
+            if Path(path).is_file()
+        ]
+    )
+    return Folders(*(Path(folder).absolute() for folder in folders.values()))
 
 
 def runs(config: Config) -> None:
@@ -66,15 +67,21 @@ def runs(config: Config) -> None:
         columns = shutil.get_terminal_size((ENDLESS, 24)).columns
         print("\n".join(visible(line) for line in lines_of(listed, columns)))
     else:
-        told = "no runs in {logs} and {models}; start one: {program} train"
-        print(say(told, logs=config.run.log_dir, models=config.run.output_dir, program=program()))
+        print(
+            say(
+                "no runs in {logs} and {models}; start one: {program} train",
+                logs=config.run.log_dir,
+                models=config.run.output_dir,
+                program=program(),
+            )
+        )
 
 
 def _delete(folders: Folders, name: str, is_sure: bool) -> None:
     names = folders.names()
     if name not in names:
-        known = join(", ", names[:20]) or say("none")
-        raise UserError("--delete = {name}, is not a run; existing runs: {known}", name=name, known=known)
+        existing = join(", ", names[:20]) or say("none")
+        raise UserError("--delete = {name}, is not a run; existing runs: {known}", name=name, known=existing)
     size = format_size(size_of(folders, name))
     if not is_sure:
         if not sys.stdin.isatty():
@@ -105,30 +112,28 @@ def lines_of(listed: Sequence[dict[str, Any]], columns: int, now: float | None =
         listed: as of `board.runs`, with `bytes`. columns: of the terminal. now: seconds since 1970; None: the clock.
     """
     cells = [_cells(run, now) for run in listed]
-    widths = {name: max([width(say(name)), *(width(row[name]) for row in cells)]) for name in HEAD}
+    widths = {name: max(width(say(name)), *(width(row[name]) for row in cells)) for name in HEAD}
     names = list(HEAD)
-    for name in LEAST_NEEDED:
-        if _name_columns(names, widths, columns) >= min(widths["run"], SHORTEST_NAME):
+    hidden: list[str] = []
+    longest_name = columns
+    for name in (None, *LEAST_NEEDED):
+        if name is not None:
+            names.remove(name)
+            hidden.append(say(name))
+        longest_name = columns - sum(widths[other] + 2 for other in names[1:])
+        if longest_name >= min(widths["run"], SHORTEST_NAME):
             break
-        names.remove(name)
-    longest_name = max(1, _name_columns(names, widths, columns))
-    rows: list[list[str]] = [[say(name) for name in names], *([row[name] for name in names] for row in cells)]
-    lines = [line.rstrip() for line in aligned([[shortened(row[0], longest_name), *row[1:]] for row in rows])]
+    rows = [[shortened(row["run"], max(1, longest_name)), *(row[name] for name in names[1:])] for row in cells]
+    lines = [line.rstrip() for line in aligned([[say(name) for name in names], *rows])]
     below = [_preparation(run, now) for run in listed if run["state"] == "starting"]
     for run in listed:
         if run["state"] == "failed" and run["reason"]:
             reason = " ".join(str(run["reason"]).split())
             reason = reason if len(reason) <= LONGEST_REASON else f"... {reason[-LONGEST_REASON:]}"
             below.append(say("{run} failed: {reason}", run=run["name"], reason=reason))
-    if len(names) < len(HEAD):
-        hidden = join(", ", [say(name) for name in HEAD if name not in names])
-        below.append(say("columns hidden: {columns}; use a wider terminal or --json=True", columns=hidden))
+    if hidden:
+        below.append(say("columns hidden: {columns}; use a wider terminal or --json=True", columns=join(", ", hidden)))
     return [*lines, *(part for line in below for part in folded(line, columns, indent=2))]
-
-
-def _name_columns(names: Sequence[str], widths: dict[str, int], columns: int) -> int:
-    """The columns of the terminal that are left for the names of the runs."""
-    return columns - sum(widths[name] + 2 for name in names[1:])
 
 
 def _cells(run: dict[str, Any], now: float | None) -> dict[str, str]:

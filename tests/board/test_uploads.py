@@ -53,13 +53,13 @@ def test_what_runs_have_written_is_no_data(board: Board, client: TestClient) -> 
 
 
 def test_the_disk_keeps_what_is_kept_free(board: Board, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = iter([DISK_SPARE + 15, DISK_SPARE + 15, DISK_SPARE + 5])  # others write as well
+    free_bytes = iter([DISK_SPARE + 15, DISK_SPARE + 15, DISK_SPARE + 5])  # Others write as well.
 
     def parts() -> Iterator[bytes]:
         yield b"x" * 10
         yield b"x" * 10
 
-    monkeypatch.setattr(Board, "free_disk_bytes", lambda self: next(left))
+    monkeypatch.setattr(Board, "free_disk_bytes", lambda self: next(free_bytes))
     answer = put(client, "a.jsonl", parts())
     assert answer.status_code == 422 and "256.0 MiB" in answer.json()["problems"][0]
     monkeypatch.setattr(Board, "free_disk_bytes", lambda self: 5 * 2**20)

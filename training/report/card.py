@@ -89,7 +89,8 @@ A T5{{ size }}{{ origin }}, trained with FrugalT5. The choice of a licence is up
 ## Scores
 
 On {{ "{:,}".format(best.rows) }} held-out rows\
-{% if best.answered_rows %} (scores of answers: {{ "{:,}".format(best.answered_rows) }}){% endif %}, at step {{ best.step }}\
+{% if best.answered_rows %} (scores of answers: {{ "{:,}".format(best.answered_rows) }}){% endif %}\
+, at step {{ best.step }}\
 {% if first_loss is not none %}; loss before training {{ "%.4f" | format(first_loss) }}{% endif %}.
 
 | | |

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 UNTIMED_STEPS = 3  # The first steps warm caches up and would spoil the estimate of the time left.
 BAR_WIDTH = 24
-Event = Mapping[str, Any]  # as metrics.jsonl has it
+Event = Mapping[str, Any]  # A record of metrics.jsonl.
 
 
 class Progress:

@@ -41,7 +41,7 @@ class Summary:
     care_seconds: float  # watching and cleaning
     watched_seconds: float  # the whole run
     model_dir: str
-    skipped_batches: int = 0  # Those whose loss or gradient was not finite.
+    skipped_batches: int = 0  # The loss or gradient of each was not finite.
     rate_factor: float = 1.0  # The share of the learning rate that is used after such batches.
     metrics_file: str = ""
     best_evaluation: dict[str, Any] | None = None  # step and numbers of that of the published model
