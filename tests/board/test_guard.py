@@ -1,4 +1,4 @@
-"""Who is let in, which files can be reached, and what may be asked: each way that somebody could try."""
+"""Who is let in, which files can be reached or sent, and what may be asked: each way that somebody could try."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from board import app as app_module
-from board.app import make_app
-from board.reader import Outside, checked_name
+from board.app import DISK_SPARE, make_app
+from board.reader import Folders, Outside, checked_name
 from board.service import Board
 from common.web.listening import token_of
 from settings.declared import places as places_of_settings
@@ -265,3 +266,46 @@ def test_names_and_answers_are_data(page: Page, client: TestClient) -> None:
     write(page.folders, "one", start(), {"event": "sample", "prompt": evil, "answer": evil})
     answer = client.get("/api/runs/one")
     assert answer.headers["content-type"] == "application/json" and answer.json()["samples"][0]["answer"] == evil
+
+
+# --- files that are sent ---
+
+
+def put(client: TestClient, name: str, content: Any) -> Any:
+    return client.put(f"/api/data/{name}", content=content, headers={"Content-Type": "application/octet-stream"})
+
+
+def test_a_file_is_taken_and_none_is_replaced(page: Page, client: TestClient) -> None:
+    assert put(client, "数据.jsonl", b"x" * 5000).json() == {"name": "数据.jsonl", "bytes": 5000}
+    assert put(client, "数据.jsonl", b"new").status_code == 422
+    (path,) = page.folders.data_dir.iterdir()
+    assert path.read_bytes() == b"x" * 5000
+    assert [file["name"] for file in client.get("/api/data").json()["files"]] == ["数据.jsonl"]
+
+
+def test_what_runs_have_written_is_no_data(page: Page) -> None:
+    """Also where somebody names the folder in which all lie."""
+    files = page.folders.data_dir
+    own = ("model/config.json", "model/notes.txt", "rows/manifest.json", ".git/a.txt")
+    for name in ("own.jsonl", "deep/more.txt", *own):
+        (files / name).parent.mkdir(parents=True, exist_ok=True)
+        (files / name).write_text("{}")
+    write(page.folders, "one", step(1))
+    around = Folders(page.folders.log_dir, page.folders.output_dir, files.parent)
+    for where, prefix in ((page.folders, ""), (around, f"{files.name}/")):
+        assert sorted(file["name"] for file in where.data_files()) == [f"{prefix}deep/more.txt", f"{prefix}own.jsonl"]
+
+
+def test_the_disk_keeps_what_is_kept_free(page: Page, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    free_bytes = iter([DISK_SPARE + 15, DISK_SPARE + 15, DISK_SPARE + 5, 5 * 2**20])  # Others write as well.
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=next(free_bytes)))
+    answer = put(client, "a.jsonl", iter([b"x" * 10, b"x" * 10]))
+    assert answer.status_code == 422 and "256.0 MiB" in answer.json()["problems"][0]
+    assert put(client, "tiny.txt", b"x").status_code == 422
+    assert not list(page.folders.data_dir.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a.py", "a", ".hidden.jsonl", "..%2fa.jsonl", "a%2fb.jsonl", "a%00.jsonl", ".jsonl"])
+def test_only_data_files_inside_are_taken(page: Page, client: TestClient, name: str) -> None:
+    assert put(client, name, b"x").status_code in (404, 405, 422)
+    assert not [path for path in page.folders.data_dir.parent.rglob("*a*.jsonl*")]
