@@ -114,16 +114,16 @@ def lines_of(listed: Sequence[dict[str, Any]], columns: int, now: float | None =
     cells = [_cells(run, now) for run in listed]
     widths = {name: max(width(say(name)), *(width(row[name]) for row in cells)) for name in HEAD}
     names = list(HEAD)
-    hidden: list[str] = []
-    longest_name = columns
-    for name in (None, *LEAST_NEEDED):
-        if name is not None:
-            names.remove(name)
-            hidden.append(say(name))
-        longest_name = columns - sum(widths[other] + 2 for other in names[1:])
-        if longest_name >= min(widths["run"], SHORTEST_NAME):
+
+    def name_columns() -> int:
+        """What the other columns leave for the names of the runs."""
+        return columns - sum(widths[name] + 2 for name in names[1:])
+
+    for name in LEAST_NEEDED:
+        if name_columns() >= min(widths["run"], SHORTEST_NAME):
             break
-    rows = [[shortened(row["run"], max(1, longest_name)), *(row[name] for name in names[1:])] for row in cells]
+        names.remove(name)
+    rows = [[shortened(row["run"], max(1, name_columns())), *(row[name] for name in names[1:])] for row in cells]
     lines = [line.rstrip() for line in aligned([[say(name) for name in names], *rows])]
     below = [_preparation(run, now) for run in listed if run["state"] == "starting"]
     for run in listed:
@@ -131,8 +131,9 @@ def lines_of(listed: Sequence[dict[str, Any]], columns: int, now: float | None =
             reason = " ".join(str(run["reason"]).split())
             reason = reason if len(reason) <= LONGEST_REASON else f"... {reason[-LONGEST_REASON:]}"
             below.append(say("{run} failed: {reason}", run=run["name"], reason=reason))
-    if hidden:
-        below.append(say("columns hidden: {columns}; use a wider terminal or --json=True", columns=join(", ", hidden)))
+    if len(names) < len(HEAD):
+        hidden = join(", ", [say(name) for name in HEAD if name not in names])
+        below.append(say("columns hidden: {columns}; use a wider terminal or --json=True", columns=hidden))
     return [*lines, *(part for line in below for part in folded(line, columns, indent=2))]
 
 
@@ -162,11 +163,8 @@ def _preparation(run: dict[str, Any], now: float | None) -> str:
     speed = number_of(run["doing"].get("rows_per_second"))
     if rows is None or speed is None:
         return say("{run}: process {number} has been preparing data since {time}", **values)
-    what = str(run["doing"].get("what", ""))
-    split = what.removeprefix("preparing ")
     return say(
-        "{run}: process {number} has been preparing data since {time}; {what}: {rows} rows so far, {speed} per second",
-        what=say(what) if split == what else say("preparing {split}", split=split),
+        "{run}: process {number} has been preparing data since {time}: {rows} rows so far, {speed} per second",
         rows=f"{rows:,}",
         speed=f"{speed:,.0f}",
         **values,
@@ -174,9 +172,7 @@ def _preparation(run: dict[str, Any], now: float | None) -> str:
 
 
 def _moment(seconds: float, now: float | None) -> str:
-    """A time of day with its date, without what is the same as today's."""
+    """A time of day, with its date unless that is today's."""
     moment = time.localtime(seconds)
-    today = time.localtime(now)
-    if moment[:3] == today[:3]:
-        return time.strftime("%H:%M", moment)
-    return time.strftime("%m-%d %H:%M" if moment[0] == today[0] else "%Y-%m-%d %H:%M", moment)
+    is_today = moment[:3] == time.localtime(now)[:3]
+    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)

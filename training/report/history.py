@@ -35,12 +35,12 @@ def history(run: FinishedRun | str | Path, event: str = "step") -> dict[str, lis
         UserError: there is no such run.
     Memory: the columns; of 100,000 steps about 50 MB.
     """
-    name = Path(run) if isinstance(run, (str, Path)) else Path(run.metrics_file)
-    files = [path for path in (name, name / METRICS_FILE, Path("logs") / name / METRICS_FILE) if path.is_file()]
+    source = Path(run) if isinstance(run, (str, Path)) else Path(run.metrics_file)
+    files = [path for path in (source, source / METRICS_FILE, Path("logs") / source / METRICS_FILE) if path.is_file()]
     if not files:
         raise UserError(
             "run = {named}, has no {metrics_file}; give a folder under --log_dir, such as logs/my_run",
-            named=name,
+            named=source,
             metrics_file=METRICS_FILE,
         )
     columns: dict[str, list[Any]] = {}
