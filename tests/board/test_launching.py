@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 import time
@@ -65,8 +66,9 @@ class Queue:
         """Look at the queue, as the page does; what was started has ended by then."""
         self.planner.answer = answer or dict(FITS)
         started = asyncio.run(self.launcher.start_next())
-        for child in self.launcher._children.values():
-            child.wait()
+        if started is not None:
+            os.waitid(os.P_PID, self.record(started)["process"], os.WEXITED | os.WNOWAIT)
+            self.launcher.count_ended()
         return started
 
     def record(self, name: str = "one") -> Any:
@@ -90,7 +92,6 @@ def test_a_run_that_fits_is_started_in_a_session_of_its_own(queue: Queue, tmp_pa
     assert is_alone, "a Ctrl-C for the page is none for the run"
     assert words[0] == "train" and {"--max_steps=5", "--source_prefix=a b; c", "--run_name=one"} <= set(words)
     assert "--memory_budget=4096M" in words, "what the others leave"
-    queue.launcher.count_ended()
     assert queue.record()["exit_code"] == 0 and queue.record()["planned_peak_bytes"] == GIB
 
 
@@ -125,13 +126,15 @@ def test_what_runs_already_is_not_started_again(queue: Queue, monkeypatch: pytes
     queue.launcher.program = (sys.executable, "-c", "import time; time.sleep(60)")
     queue.ask("two")
 
-    def full(name: str, record: dict[str, Any]) -> None:
+    def full(path: Path, text: str) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(queue.launcher, "_write", full)
+    monkeypatch.setattr("board.launching.write_text", full)
     with pytest.raises(OSError, match="full"):
         queue.next()
-    assert queue.launcher._children["two"].wait(60) != 0, "it is ended: nobody would know of it"
+    for child in psutil.Process().children():  # It is ended: nobody would know of it.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    queue.launcher.count_ended()
 
 
 def test_one_that_fits_nowhere_is_refused_after_a_while(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +167,7 @@ def test_a_run_that_was_taken_back_while_it_was_planned_is_not_started(queue: Qu
             queue.ask(max_steps="6")
 
     queue.planner.meanwhile = act
-    assert queue.next() is None and not queue.launcher._children
+    assert queue.next() is None and not (queue.launcher.folder / "started.json").exists()
     assert (queue.where.log_dir / "one").exists() == (meanwhile == "asked anew")
 
 
@@ -177,9 +180,10 @@ def test_of_many_who_ask_for_one_name_one_gets_it(
     assert sum(problem is None for problem in problems) == 1
     steps = queue.record()["flags"]["max_steps"]
     assert steps == str(problems.index(None) + 1)
-    monkeypatch.setattr(Launcher, "_is_there", lambda self, name: False)  # Another page looked before.
+    other = Queue(tmp_path)
+    monkeypatch.setattr(Path, "exists", lambda path: False)  # Another page has looked before.
     with pytest.raises(UserError, match="--run_name"):
-        Queue(tmp_path).ask(max_steps="99")
+        other.ask(max_steps="99")
     assert queue.record()["flags"]["max_steps"] == steps
 
 
@@ -203,11 +207,12 @@ def test_a_launch_that_somebody_else_has_written_is_passed_over(queue: Queue) ->
 def test_the_queue_outlives_an_error(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([KeyError("step"), OSError("full"), asyncio.CancelledError()])
 
-    async def start_next() -> None:
+    def fail() -> None:
         raise next(errors)
 
+    queue.ask()
+    queue.planner.meanwhile = fail
     monkeypatch.setattr("board.launching.QUEUE_SECONDS", 0.0)
-    monkeypatch.setattr(queue.launcher, "start_next", start_next)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(queue.launcher.work())
 

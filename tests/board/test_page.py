@@ -80,7 +80,8 @@ def test_of_many_pages_each_is_told_all_of_its_run_and_then_what_is_new(board: B
 
 def test_a_chart_changes_by_its_last_buckets(board: Board) -> None:
     path = write(board.folders, "one", *(step(n) for n in range(1, 20)))
-    history, chart = board.history("one"), Chart()
+    history = board.history("one")
+    chart = Chart()
     history.refresh()
     assert chart.change(history) is not None and chart.change(history) is None
     append(path, step(20, 9.0))

@@ -95,10 +95,10 @@ def test_no_line_is_wider_than_80_columns(language: str, monkeypatch: pytest.Mon
     progress.table("计划", [("预计峰值", "能用编译内核之处，用编译内核计算。" * 6), ("why", "words between them " * 9)])
     progress.sample("a prompt of many words " * 8, "回答" * 60)
     progress.stop()
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
-    assert max(width(line.rstrip()) for line in shown.replace("\r", "\n").split("\n")) <= 80
+    screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert max(width(line.rstrip()) for line in screen.replace("\r", "\n").split("\n")) <= 80
     assert not re.search(r"\x1b\[[0-9;]*[39][0-9]", out.getvalue()), "NO_COLOR is heeded"
-    assert {"en": "step    ", "zh": "步    "}[language] in shown and {"en": " left", "zh": "还需"}[language] in shown
+    assert {"en": "step    ", "zh": "步    "}[language] in screen and {"en": " left", "zh": "还需"}[language] in screen
 
 
 def test_the_time_left_is_that_of_its_own_steps_without_the_first() -> None:
