@@ -6,6 +6,7 @@ checkpoint is dropped: each step stands once.
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import time
@@ -86,6 +87,9 @@ def close_log() -> None:
         with suppress(OSError):
             _log.close()
     _log = None
+
+
+atexit.register(close_log)
 
 
 def log_crash(traceback_text: str) -> Path | None:
