@@ -1,5 +1,4 @@
-"""The record of a run, and its one reader: what the log's card, `history`, `runs` and the page know of a run, they know
-from here.
+"""The record of a run, and its one reader: what the card, `history`, `runs` and the page know of a run comes from here.
 
 A run is a folder of `log_dir` with a `metrics.jsonl`, `launch.json` or `heartbeat.json`, or one of `output_dir` with a
 `run.json`. Any of them may be of another version or be written by somebody else: what cannot be read counts as not
