@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from board.reader import Folders, Outside, number_of
+from board.reader import Folders, Outside
 from board.runs import delete_run, list_runs, size_of
 from common.language import join, say
 from common.screen import visible
@@ -23,6 +23,7 @@ from common.units import format_size
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
 from settings.program import program
+from training.report.run_files import number_of
 
 ENDLESS = 10_000  # columns of a pipe or a file
 SHORTEST_NAME = 16
@@ -38,14 +39,15 @@ def folders_of(log_dir: str, output_dir: str, data_dir: str) -> Folders:
     Raises:
         UserError: one of them is a file.
     """
-    named = {"log_dir": log_dir, "output_dir": output_dir, "data_dir": data_dir}
-    problems = [
-        say("--{flag} = {path}, is a file; give a folder", flag=flag, path=path)
-        for flag, path in named.items()
-        if Path(path).is_file()
-    ]
-    refuse(problems)
-    return Folders(*(Path(folder).absolute() for folder in named.values()))
+    folders = {"log_dir": log_dir, "output_dir": output_dir, "data_dir": data_dir}
+    refuse(
+        [
+            say("--{flag} = {path}, is a file; give a folder", flag=flag, path=path)
+            for flag, path in folders.items()
+            if Path(path).is_file()
+        ]
+    )
+    return Folders(*(Path(folder).absolute() for folder in folders.values()))
 
 
 def runs(config: Config) -> None:
@@ -65,15 +67,21 @@ def runs(config: Config) -> None:
         columns = shutil.get_terminal_size((ENDLESS, 24)).columns
         print("\n".join(visible(line) for line in lines_of(listed, columns)))
     else:
-        told = "no runs in {logs} and {models}; start one: {program} train"
-        print(say(told, logs=config.run.log_dir, models=config.run.output_dir, program=program()))
+        print(
+            say(
+                "no runs in {logs} and {models}; start one: {program} train",
+                logs=config.run.log_dir,
+                models=config.run.output_dir,
+                program=program(),
+            )
+        )
 
 
 def _delete(folders: Folders, name: str, is_sure: bool) -> None:
     names = folders.names()
     if name not in names:
-        known = join(", ", names[:20]) or say("none")
-        raise UserError("--delete = {name}, is not a run; existing runs: {known}", name=name, known=known)
+        existing = join(", ", names[:20]) or say("none")
+        raise UserError("--delete = {name}, is not a run; existing runs: {known}", name=name, known=existing)
     size = format_size(size_of(folders, name))
     if not is_sure:
         if not sys.stdin.isatty():
@@ -104,15 +112,19 @@ def lines_of(listed: Sequence[dict[str, Any]], columns: int, now: float | None =
         listed: as of `board.runs`, with `bytes`. columns: of the terminal. now: seconds since 1970; None: the clock.
     """
     cells = [_cells(run, now) for run in listed]
-    widths = {name: max([width(say(name)), *(width(row[name]) for row in cells)]) for name in HEAD}
+    widths = {name: max(width(say(name)), *(width(row[name]) for row in cells)) for name in HEAD}
     names = list(HEAD)
+
+    def name_columns() -> int:
+        """What the other columns leave for the names of the runs."""
+        return columns - sum(widths[name] + 2 for name in names[1:])
+
     for name in LEAST_NEEDED:
-        if _name_columns(names, widths, columns) >= min(widths["run"], SHORTEST_NAME):
+        if name_columns() >= min(widths["run"], SHORTEST_NAME):
             break
         names.remove(name)
-    longest_name = max(1, _name_columns(names, widths, columns))
-    rows: list[list[str]] = [[say(name) for name in names], *([row[name] for name in names] for row in cells)]
-    lines = [line.rstrip() for line in aligned([[shortened(row[0], longest_name), *row[1:]] for row in rows])]
+    rows = [[shortened(row["run"], max(1, name_columns())), *(row[name] for name in names[1:])] for row in cells]
+    lines = [line.rstrip() for line in aligned([[say(name) for name in names], *rows])]
     below = [_preparation(run, now) for run in listed if run["state"] == "starting"]
     for run in listed:
         if run["state"] == "failed" and run["reason"]:
@@ -123,11 +135,6 @@ def lines_of(listed: Sequence[dict[str, Any]], columns: int, now: float | None =
         hidden = join(", ", [say(name) for name in HEAD if name not in names])
         below.append(say("columns hidden: {columns}; use a wider terminal or --json=True", columns=hidden))
     return [*lines, *(part for line in below for part in folded(line, columns, indent=2))]
-
-
-def _name_columns(names: Sequence[str], widths: dict[str, int], columns: int) -> int:
-    """The columns of the terminal that are left for the names of the runs."""
-    return columns - sum(widths[name] + 2 for name in names[1:])
 
 
 def _cells(run: dict[str, Any], now: float | None) -> dict[str, str]:
@@ -156,11 +163,8 @@ def _preparation(run: dict[str, Any], now: float | None) -> str:
     speed = number_of(run["doing"].get("rows_per_second"))
     if rows is None or speed is None:
         return say("{run}: process {number} has been preparing data since {time}", **values)
-    what = str(run["doing"].get("what", ""))
-    split = what.removeprefix("preparing ")
     return say(
-        "{run}: process {number} has been preparing data since {time}; {what}: {rows} rows so far, {speed} per second",
-        what=say(what) if split == what else say("preparing {split}", split=split),
+        "{run}: process {number} has been preparing data since {time}: {rows} rows so far, {speed} per second",
         rows=f"{rows:,}",
         speed=f"{speed:,.0f}",
         **values,
@@ -168,9 +172,7 @@ def _preparation(run: dict[str, Any], now: float | None) -> str:
 
 
 def _moment(seconds: float, now: float | None) -> str:
-    """A time of day with its date, without what is the same as today's."""
+    """A time of day, with its date unless that is today's."""
     moment = time.localtime(seconds)
-    today = time.localtime(now)
-    if moment[:3] == today[:3]:
-        return time.strftime("%H:%M", moment)
-    return time.strftime("%m-%d %H:%M" if moment[0] == today[0] else "%Y-%m-%d %H:%M", moment)
+    is_today = moment[:3] == time.localtime(now)[:3]
+    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)

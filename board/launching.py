@@ -21,10 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from board.planning import PROGRAM, Flags, Planner, goes_on, still_to_take, words_of
-from board.reader import Folders, Outside, checked_name, is_run_name, number_of
+from board.reader import Folders, Outside, checked_name, is_run_name
 from board.runs import ALIVE, CONSOLE_FILE, delete_run, end_of_file, list_runs, run_facts
 from common import child_process
 from common.language import say
@@ -32,7 +31,7 @@ from common.storage import write_text
 from common.units import MIB
 from settings.errors import UserError
 from settings.loading import load
-from training.report.run_files import LAUNCH_FILE, REQUEST_FILE, read_record
+from training.report.run_files import LAUNCH_FILE, REQUEST_FILE, Record, number_of, read_record
 
 QUEUE_SECONDS = 2.0
 # How long memory may be short with no run beside it: a model on the page is ended after ten quiet minutes, and a run
@@ -45,7 +44,6 @@ OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 SAVE = "save"
 STOP = "stop"
 COMMANDS = ("train", "dpo")
-Record = dict[str, Any]
 
 
 @dataclass
@@ -111,7 +109,7 @@ class Launcher:
         """
         is_there = self._is_there(name)
         is_saved = self.folders.saved(name).exists()
-        taken = UserError(say("--run_name = {run}, exists already; choose another name", run=name))
+        error = UserError(say("--run_name = {run}, exists already; choose another name", run=name))
         if is_resumed and not is_saved:
             raise UserError(
                 say(
@@ -120,11 +118,11 @@ class Launcher:
             )
         is_used = is_there and run_facts(self.folders, name)["state"] in (*ALIVE, "waiting")
         if is_used or (is_saved and not is_resumed):
-            raise taken
+            raise error
         try:
             self.folders.logs(name).mkdir(parents=True, exist_ok=is_there)
         except FileExistsError:
-            raise taken from None
+            raise error from None
 
     def withdraw(self, name: str) -> None:
         """Take a run out of the queue."""
@@ -149,7 +147,7 @@ class Launcher:
         if word not in (SAVE, STOP) or not logs.is_dir():
             raise Outside(say("{word!r} is not a request that {name} accepts", word=word[:20], name=name))
         with self._lock:
-            if end_of_file(logs / REQUEST_FILE, 20) != STOP:  # which saves as well
+            if end_of_file(logs / REQUEST_FILE, 20) != STOP:  # A stop saves as well.
                 write_text(logs / REQUEST_FILE, word + "\n")
 
     async def work(self) -> None:
@@ -168,20 +166,20 @@ class Launcher:
         if not queue:
             return None
         runs = await asyncio.to_thread(list_runs, self.folders)
-        others = [run["name"] for run in runs if run["state"] in ALIVE]
-        # What runs already waits for nothing.
+        active = [run["name"] for run in runs if run["state"] in ALIVE]
+        # A run that was started elsewhere is active, whatever its launch says.
         waiting = [run["name"] for run in runs if run["state"] == "waiting" and run["name"] in queue]
         if not waiting:
             return None
         name = min(waiting, key=lambda name: queue[name]["asked"])
-        situation = [name, queue[name]["asked"], others]
+        situation = [name, queue[name]["asked"], active]
         if self._planned[1] == situation and time.monotonic() - self._planned[0] < LOOK_AGAIN_SECONDS:
             return None
         try:
             plan = await self.planner.plan(queue[name]["flags"], still_to_take(runs), fresh_seconds=0.0)
         finally:
             self._planned = (time.monotonic(), situation)
-        return await asyncio.to_thread(self._follow, name, queue[name], plan, others)
+        return await asyncio.to_thread(self._follow, name, queue[name], plan, active)
 
     def _queue(self) -> dict[str, Record]:
         """The launches that wait, by the names of their runs; those that somebody else has written are passed over."""
@@ -189,19 +187,19 @@ class Launcher:
         launches = {name: self._launch(name) for name in names if is_run_name(name)}
         return {name: launch for name, launch in launches.items() if _waits(launch)}
 
-    def _follow(self, name: str, launch: Record, plan: Record, others: list[str]) -> str | None:
+    def _follow(self, name: str, launch: Record, plan: Record, active: list[str]) -> str | None:
         """Do with a run what its plan says. Returns its name if it was started.
 
         Args:
             launch: that was planned; where another stands there by now, the run was withdrawn, deleted or asked for
                 anew.
-            others: runs that are alive.
+            active: runs that are alive.
         """
         now = time.time()
         is_short = plan.get("exit_code") == DOES_NOT_FIT
-        since = now if others else self._short.get(name, now)
+        since = now if active else self._short.get(name, now)
         self._short = {name: since} if is_short else {}
-        is_hopeless = not others and now - since >= PATIENCE_SECONDS
+        is_hopeless = not active and now - since >= PATIENCE_SECONDS
         with self._lock:
             if self._launch(name) != launch:
                 return None
@@ -209,7 +207,7 @@ class Launcher:
                 self._start(name, launch, plan)
                 return name
             if "plan" in plan or (is_short and not is_hopeless):
-                self._write(name, {**launch, "why": ", ".join(others)})
+                self._write(name, {**launch, "why": ", ".join(active)})
             else:
                 self._write(name, {**launch, "refused": "\n".join(plan["problems"])})
         return None

@@ -10,7 +10,6 @@ import asyncio
 import json
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +28,9 @@ PLAN_SECONDS = 60.0
 PLANS_AT_ONCE = 2
 KEPT_PLANS = 256
 FRESH_SECONDS = 5.0
-TARGET_FRESH_SECONDS = 3600.0  # What is told of a named machine stays true.
+TARGET_FRESH_SECONDS = 3600.0  # The plan for a named machine does not change.
 Flags = Mapping[str, str]
-# What the page shows of a plan for another machine.
+# The page shows this of a plan for another machine:
 TARGET_KEYS = ("choice", "peak_bytes", "budget_bytes", "components", "seconds")
 
 
@@ -46,7 +45,8 @@ class Planner:
     folder: Path
     program: tuple[str, ...] = PROGRAM
     _seats: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLANS_AT_ONCE))
-    _known: OrderedDict[tuple[str, ...], tuple[float, Any]] = field(default_factory=OrderedDict)
+    # The answers by the words that were asked, each with its time, the oldest first.
+    _answers: dict[tuple[str, ...], tuple[float, Any]] = field(default_factory=dict)
 
     async def plan(self, flags: Flags, reserved_bytes: int = 0, fresh_seconds: float = FRESH_SECONDS) -> dict[str, Any]:
         """Plan a run beside others.
@@ -62,60 +62,53 @@ class Planner:
         if "plan" not in alone or not reserved_bytes:
             return {**alone, "fits_now": "plan" in alone, "reserved_bytes": 0}
         available = int(alone["machine"]["available_bytes"]) - reserved_bytes
-        if alone["machine"]["has_own_memory"]:  # Which part of it the others still take is not known before they have.
+        if alone["machine"]["has_own_memory"]:  # It is not known which part of it the others will take.
             available = 0
         beside = alone
         if int(alone["plan"]["budget_bytes"]) > available:
             words = [word for word in words if not word.startswith("--memory_budget=")]
             beside = await self._ask([*words, f"--memory_budget={max(1, available // MIB)}M"], fresh_seconds)
         fits = "plan" in beside and available > 0
-        return {
-            **(beside if fits else alone),
-            "fits_now": fits,
-            "reserved_bytes": reserved_bytes,
-            "available_bytes": available,
-        }
+        plan = beside if fits else alone
+        return {**plan, "fits_now": fits, "reserved_bytes": reserved_bytes, "available_bytes": available}
 
     async def plans_of(self, flags: Flags, targets: list[str]) -> dict[str, Any]:
         """Plans of a model on several machines, by machine."""
         words = [*words_of(flags), f"--target={','.join(targets)}", f"--language={spoken()}"]
         answer = await self._ask(words, TARGET_FRESH_SECONDS)
         plans = answer if isinstance(answer, list) else [answer] * len(targets)  # One refusal is of all.
-        return {target: _of_target(plan) for target, plan in zip(targets, plans, strict=True)}
+        for plan in plans:
+            if "plan" in plan:
+                plan["plan"] = {name: plan["plan"][name] for name in TARGET_KEYS}
+        return dict(zip(targets, plans, strict=True))
 
     async def _ask(self, words: list[str], fresh_seconds: float) -> Any:
         """What `plan --json` says: a table, or a list of them; or `problems` and `exit_code`."""
         key = tuple(words)
-        asked, answer = self._known.get(key, (-math.inf, None))
-        if time.monotonic() - asked <= fresh_seconds:
-            return answer
-        async with self._seats:
-            argv = [*self.program, "plan", "--json=True", *words]
-            done = await child_process.run_async(argv, PLAN_SECONDS, cwd=self.folder)
-        if done.returncode == 0:
-            answer = json.loads(done.stdout)
-        else:
-            lines = [line.strip() for line in done.stderr.strip().splitlines()]
-            answer = {"problems": lines[1:] or lines, "exit_code": done.returncode}
-        self._known[key] = (time.monotonic(), answer)
-        while len(self._known) > KEPT_PLANS:
-            self._known.popitem(last=False)
+        answered, answer = self._answers.pop(key, (-math.inf, None))
+        if time.monotonic() - answered > fresh_seconds:
+            async with self._seats:
+                argv = [*self.program, "plan", "--json=True", *words]
+                done = await child_process.run_async(argv, PLAN_SECONDS, cwd=self.folder)
+            answered = time.monotonic()
+            if done.returncode == 0:
+                answer = json.loads(done.stdout)
+            else:
+                lines = [line.strip() for line in done.stderr.strip().splitlines()]
+                answer = {"problems": lines[1:] or lines, "exit_code": done.returncode}
+        self._answers[key] = (answered, answer)
+        if len(self._answers) > KEPT_PLANS:
+            self._answers.pop(next(iter(self._answers)))
         return answer
-
-
-def _of_target(plan: dict[str, Any]) -> dict[str, Any]:
-    if "plan" not in plan:
-        return plan
-    return {"plan": {name: plan["plan"][name] for name in TARGET_KEYS}}
 
 
 def plan_words(flags: Flags) -> list[str]:
     """The flags of a training run that its plan takes, as words of a command line."""
-    taken = {*flags_of("plan"), "model_preset", "preset", "config"} - {"json", "target", "language"}
-    kept = {name: value for name, value in flags.items() if name in taken}
+    names = {*flags_of("plan"), "model_preset", "preset", "config"} - {"json", "target", "language"}
+    plan_flags = {name: value for name, value in flags.items() if name in names}
     if not (goes_on(flags) or flags.get("train_file") or "preset" in flags):
-        kept["preset"] = "sample"  # as `train` does
-    return words_of(kept)
+        plan_flags["preset"] = "sample"  # `train` takes it too.
+    return words_of(plan_flags)
 
 
 def goes_on(flags: Flags) -> bool:

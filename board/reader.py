@@ -14,10 +14,8 @@ import statistics
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from common.language import say
 from data.sources.formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
 from settings.fields import is_encodable
 from settings.names import name_problem, shown_name
-from training.report.run_files import EVAL_COUNTS, EventReader, run_names
+from training.report.run_files import EVAL_COUNTS, EventReader, LatestEvents, Record, number_of, run_names
 
 DATA_SUFFIXES = (*KIND_BY_SUFFIX, *COMPRESSED_SUFFIXES)
 # Files of a model or of prepared rows; a folder with one of them holds no data files.
@@ -34,12 +32,12 @@ MOST_DATA_FILES = 500
 
 POINTS = 500
 CURVES = ("loss", "eval_loss", "learning_rate", "speed", "memory")
-MOST_CURVES = 48  # those above and the metrics of evaluations
+MOST_CURVES = 48  # CURVES, and the metrics of evaluations
 # A pause between two points this long, and this many times the usual one, breaks a line in time.
 BREAK_SECONDS = 60.0
 BREAK_FACTOR = 10.0
 
-MARKS = 500  # the newest of each
+MARKS = 500  # The newest of each kind are kept.
 SAMPLES = 36
 NOTES = 100
 LONGEST_SAMPLE = 1500  # characters of each of its texts
@@ -114,26 +112,29 @@ class Folders:
         return path
 
     def data_files(self) -> list[dict[str, Any]]:
-        """The data files below the data folder, newest first."""
-        files = [(path, path.stat()) for path in islice(self._data_paths(), MOST_DATA_FILES)]
-        files.sort(key=lambda file: file[1].st_mtime, reverse=True)
-        return [
-            {"name": path.relative_to(self.data_dir).as_posix(), "bytes": facts.st_size, "time": facts.st_mtime}
-            for path, facts in files
-        ]
-
-    def _data_paths(self) -> Iterator[Path]:
-        """The same as paths; not what runs have written, models and prepared rows, nor what is hidden."""
-        written = {self.log_dir.resolve(), self.output_dir.resolve()}
-        for root, folders, files in os.walk(self.data_dir):
+        """The data files below the data folder, newest first: not what runs have written, models and prepared rows, nor
+        what is hidden.
+        """
+        files = []
+        run_folders = {self.log_dir.resolve(), self.output_dir.resolve()}
+        for root, folders, names in os.walk(self.data_dir):
             folder = Path(root)
-            if not PROGRAM_FILES.isdisjoint(files) and folder != self.data_dir:
+            if not PROGRAM_FILES.isdisjoint(names) and folder != self.data_dir:
                 folders.clear()
                 continue
-            folders[:] = [
-                name for name in folders if not name.startswith(".") and (folder / name).resolve() not in written
-            ]
-            yield from (folder / name for name in files if self._is_data(folder / name))
+            folders[:] = [name for name in folders if name[0] != "." and (folder / name).resolve() not in run_folders]
+            files += [folder / name for name in names if self._is_data(folder / name)]
+            if len(files) >= MOST_DATA_FILES:
+                break
+        entries = [
+            {
+                "name": path.relative_to(self.data_dir).as_posix(),
+                "bytes": path.stat().st_size,
+                "time": path.stat().st_mtime,
+            }
+            for path in files[:MOST_DATA_FILES]
+        ]
+        return sorted(entries, key=operator.itemgetter("time"), reverse=True)
 
     def _is_data(self, path: Path) -> bool:
         is_shown = not path.name.startswith(".") and is_encodable(str(path))  # Other names fit into no address.
@@ -231,7 +232,7 @@ class Grid:
     def __init__(self, first: int = 0) -> None:
         self.first = first
         self.width = 1
-        self.version = 0  # Who has drawn another one has nothing of this one.
+        self.version = 0  # A page that has drawn another version draws all of this one.
         self.curves = {name: Curve() for name in CURVES}
         self.times = array("d")  # of each bucket's first step, in seconds since the run began
 
@@ -303,21 +304,23 @@ class History:
 
     def _begin(self) -> None:
         self.generation += 1
-        self.count = 0  # of events that were drawn
+        self.drawn_events = 0
         self._reader = EventReader(self.path)
         self.grid = Grid()
         self._seconds = 0.0  # since the first step
         self._started = math.nan  # when that was
         self._index = [(0, 0, 0.0)]  # steps, where the file goes on behind them, and their seconds
-        self.settings: dict[str, Any] = {}
-        self.train_rows = 0  # of an epoch; 0: the run does not say
-        self.first_plan: dict[str, Any] = {}
-        self.end: dict[str, Any] = {}
+        self.latest = LatestEvents()
         self.phase_peaks: dict[str, int] = {}
         self.cleanups: deque[list[int]] = deque(maxlen=MARKS)
         self.saves: deque[int] = deque(maxlen=MARKS)
         self.notes: deque[dict[str, Any]] = deque(maxlen=NOTES)
         self.samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
+
+    def settings(self) -> Record:
+        """The settings of the run's last start."""
+        settings = self.latest["start"].get("settings")
+        return settings if isinstance(settings, dict) else {}
 
     def refresh(self, most_bytes: float = math.inf) -> int:
         """Read what was added since the last call, about `most_bytes` of it. Returns how many bytes that was."""
@@ -331,30 +334,18 @@ class History:
             return self._reader.offset - before
         return 0
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _take(self, event: Record) -> None:
         step = event.get("step", 0)
         if not 0 <= step < MOST_STEPS:
             return
+        values = values_of(event)
         match event["event"]:
-            case "start":
-                self.settings = dict(event["settings"])
-                self.end = {}
-                self.first_plan = {}
-                self.train_rows = int(event.get("train_rows") or 0)
-            case "plan":
-                self.first_plan = self.first_plan or event
             case "step":
-                values = step_values(event)
                 self._seconds = self._seconds_at(event, self._seconds)
-                self._draw(step, values)
                 self._note_peak("train", values["memory"])
                 if step >= self._index[-1][0] + INDEX_STEPS:
                     self._index.append((step, self._reader.offset, self._seconds))
-            case "eval":
-                self._draw(step, eval_values(event))
             case "memory":
-                values = memory_values(event)
-                self._draw(step, values)
                 self._note_peak(str(event["phase"])[:40], values["memory"])
             case "cleanup" if event["kind"] == "full":
                 self.cleanups.append([step, int(event["freed_bytes"])])
@@ -365,18 +356,17 @@ class History:
             case "sample":
                 texts = {name: str(event.get(name, ""))[:LONGEST_SAMPLE] for name in ("prompt", "answer", "reference")}
                 self.samples.append({"step": step, **texts})
-            case "end":
-                self.end = event
-
-    def _draw(self, step: int, values: dict[str, float | None]) -> None:
-        self.grid.add(step, self._seconds, values)
-        self.count += 1
+            case "start" | "plan" | "end":
+                self.latest.add(event)
+        if values:
+            self.grid.add(step, self._seconds, values)
+            self.drawn_events += 1
 
     def _note_peak(self, phase: str, memory: float | None) -> None:
         if memory and (phase in self.phase_peaks or len(self.phase_peaks) < MOST_PHASES):
             self.phase_peaks[phase] = max(self.phase_peaks.get(phase, 0), int(memory))
 
-    def _seconds_at(self, event: dict[str, Any], before: float) -> float:
+    def _seconds_at(self, event: Record, before: float) -> float:
         """When a step was done, counted from the first one; by the steps' own times in files that tell no clock.
 
         Args:
@@ -395,43 +385,36 @@ class History:
         with self.lock:
             _, offset, seconds = next(entry for entry in reversed(self._index) if entry[0] <= max(0, first - 1))
         grid = Grid(first)
-        values_of = {"step": step_values, "eval": eval_values, "memory": memory_values}
         for event in EventReader(self.path, offset).events():
-            with suppress(*ODD):  # Other kinds are not drawn.
-                values = values_of[event["event"]](event)
-                if last < event["step"] < MOST_STEPS:
+            with suppress(*ODD):
+                values = values_of(event)
+                if values and last < event["step"] < MOST_STEPS:
                     break
                 if event["event"] == "step":
                     seconds = self._seconds_at(event, seconds)
-                if first <= event["step"] <= last:
+                if values and first <= event["step"] <= last:
                     grid.add(event["step"], seconds, values)
         return grid.drawn()
 
 
-def step_values(event: dict[str, Any]) -> dict[str, float | None]:
-    """What the charts show of a `step` event; None for what is no number. Raises one of ODD: somebody else has written
-    it.
+def values_of(event: Record) -> dict[str, float | None]:
+    """What the charts show of an event, by the names of their curves; None for what is no number. Most kinds are not
+    drawn.
+
+    Raises:
+        one of ODD: no run has written it.
     """
-    return {
-        "loss": number_of(event["loss"]),
-        "learning_rate": number_of(event.get("learning_rate")),
-        "speed": number_of(event.get("tokens_per_second")),
-        "memory": number_of(event.get("memory_bytes")),
-    }
-
-
-def eval_values(event: dict[str, Any]) -> dict[str, float | None]:
-    """The same of an `eval` event: all its metrics."""
-    metrics = {f"eval_{name}": number_of(value) for name, value in event.items() if name not in COUNTS}
-    return {"eval_loss": None, **{name: value for name, value in metrics.items() if value is not None}}
-
-
-def memory_values(event: dict[str, Any]) -> dict[str, float | None]:
-    """The same of a `memory` event."""
-    return {"memory": max(int(event["anon_bytes"]), int(event.get("device_bytes") or 0))}
-
-
-def number_of(value: object) -> float | None:
-    """A value where it is a number."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number else None  # type: ignore[return-value]
+    match event["event"]:
+        case "step":
+            return {
+                "loss": number_of(event["loss"]),
+                "learning_rate": number_of(event.get("learning_rate")),
+                "speed": number_of(event.get("tokens_per_second")),
+                "memory": number_of(event.get("memory_bytes")),
+            }
+        case "eval":
+            metrics = {f"eval_{name}": number_of(value) for name, value in event.items() if name not in COUNTS}
+            return {"eval_loss": None, **{name: value for name, value in metrics.items() if value is not None}}
+        case "memory":
+            return {"memory": max(int(event["anon_bytes"]), int(event.get("device_bytes") or 0))}
+    return {}

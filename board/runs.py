@@ -21,14 +21,13 @@ import math
 import os
 import platform
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from board.reader import ODD, Folders, number_of
+from board.reader import ODD, Folders
 from common.language import say
 from common.storage import folder_bytes, remove
 from training.report.run_files import (
@@ -39,22 +38,25 @@ from training.report.run_files import (
     OWNER_FILE,
     RUN_FILE,
     EventReader,
+    LatestEvents,
+    Record,
+    number_of,
     read_record,
 )
 
 SILENT_SECONDS = 30.0
-CLOCK_SLACK_SECONDS = 120.0  # by which a clock may be set between a process's beginning and its word
+CLOCK_SLACK_SECONDS = 120.0  # A clock may be set by so much between a process's beginning and what it writes.
 HEAD_BYTES = 2**16
 TAIL_BYTES = 2**15
 CONSOLE_FILE = "console.log"
 CONSOLE_BYTES = 3000
 ALIVE = ("starting", "running", "paused")
 RESPONSIVE = ("starting", "running")  # A request is heard soon.
-# Of processes whose parents have not asked how they ended.
+# The states of processes whose parents have not asked how they ended:
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 NUMBERS = ("budget_bytes", "max_steps", "memory_bytes", "peak_bytes", "planned_peak_bytes", "seconds_left", "step")
 KIND_OF_FINETUNING = {"true": "finetune", "false": "pretrain"}
-Record = dict[str, Any]
+LEARNS = {"finetune": "answers", "dpo": "preferences"}
 
 
 def list_runs(folders: Folders, now: float | None = None) -> list[Record]:
@@ -98,58 +100,55 @@ def _facts(
     """How a run stands by its sign of life, its launch, its record and its events; raises one of ODD for what no run
     writes.
     """
-    latest: defaultdict[str, Record] = defaultdict(dict)
+    latest = LatestEvents()
     for event in events:
-        if event["event"] == "start":  # The run goes on behind the end of the part before.
-            latest.pop("end", None)
-            latest.pop("failed", None)
-        latest[event["event"]] = event
+        latest.add(event)
     state, reason = _state(logs, beat, launch, latest, now)
     is_alive = state in ALIVE
     plan = latest["plan"]
     end = latest["end"]
     settings = latest["start"].get("settings", {})
     # The later ones are surer.
-    known = _merged(
+    merged = _merged(
         _identity(launch.get("flags", {})),
         {"planned_peak_bytes": launch.get("planned_peak_bytes"), "process": launch.get("process")},
         _identity(settings),
         {"planned_peak_bytes": plan.get("peak_bytes"), "budget_bytes": plan.get("budget_bytes")},
-        {"peak_bytes": latest["memory"].get("peak_bytes")},
-        {"step": end.get("step")},
+        {"peak_bytes": latest["memory"].get("peak_bytes"), "step": end.get("step")},
         beat,
-        {"step": latest["step"].get("step", 0)},
         {"kind": record.get("kind"), "objective": record.get("objective")},
-        {"peak_bytes": end.get("measured_peak_bytes")},
-        {"memory_bytes": beat.get("anon_bytes") if is_alive else None},
+        {"peak_bytes": end.get("measured_peak_bytes"), "step": latest["step"].get("step", 0)},
     )
-    numbers = {name: number_of(known.get(name)) for name in NUMBERS}
+    merged["memory_bytes"] = beat.get("anon_bytes") if is_alive else None
+    numbers = {name: number_of(merged.get(name)) for name in NUMBERS}
     seconds_left = numbers["seconds_left"] if state == "running" else None
     losses = [number_of(event.get("loss")) for event in events if event["event"] == "step"]
+    times = [record.get("resumed"), record.get("started"), launch.get("asked"), beat.get("started")]
+    times += [event.get("time") for event in events[:1]]
     evaluations = [event for event in events if event["event"] == "eval"]
     return {
         **numbers,
         "name": logs.name,
         "state": state,
         "reason": reason,
-        "kind": known.get("kind", "pretrain"),
-        "learns": _learns(known),
-        "model": known.get("model"),
-        "data": known.get("data"),
-        "started": _started(beat, launch, record, events),
+        "kind": merged.get("kind", "pretrain"),
+        "learns": _learns(merged),
+        "model": merged.get("model"),
+        "data": merged.get("data"),
+        "started": max((moment for moment in map(number_of, times) if moment is not None), default=0.0),
         "ended": end.get("time", beat.get("time")),
         "loss": next((loss for loss in reversed(losses) if loss is not None), None),
         "loss_is_number": losses[-1:] != [None],
         "eval_loss": number_of(latest["eval"].get("loss")),
         "tokens_per_second": number_of(latest["step"].get("tokens_per_second")),
-        "phase": known.get("phase") if is_alive else None,
-        "doing": dict(known.get("doing", {})) if state == "starting" else {},
-        "process": known.get("process") if is_alive else None,
+        "phase": merged.get("phase") if is_alive else None,
+        "doing": dict(merged.get("doing", {})) if state == "starting" else {},
+        "process": merged.get("process") if is_alive else None,
         "seconds_left": seconds_left,
         "ends": None if seconds_left is None else beat["time"] + seconds_left,
         "has_checkpoint": (saved / "checkpoints").is_dir(),
         "hears": state in RESPONSIVE and not _is_asked_anew(beat, launch),
-        **_best(saved, deciding_metric(settings), [end.get("best_evaluation", {}), *evaluations]),
+        **_best(saved, str(settings.get("metric_for_best") or "loss"), [end.get("best_evaluation", {}), *evaluations]),
     }
 
 
@@ -169,18 +168,11 @@ def _identity(settings: Mapping[str, Any]) -> Record:
     }
 
 
-def _learns(known: Record) -> str:
+def _learns(facts: Record) -> str:
     """What a run learns: text, answers, preferences, or empty as long as its rows have not been looked at."""
-    if known.get("kind", "pretrain") != "pretrain":
-        return "preferences" if known["kind"] == "dpo" else "answers"
-    objective = known.get("objective", "" if "data" in known else "span")  # The sample is text.
-    return {"pairs": "answers", "": ""}.get(objective, "text")
-
-
-def _started(beat: Record, launch: Record, record: Record, events: list[Record]) -> float:
-    times = [record.get("resumed"), record.get("started"), launch.get("asked"), beat.get("started")]
-    times += [event.get("time") for event in events[:1]]
-    return max((moment for moment in map(number_of, times) if moment is not None), default=0.0)
+    kind = facts.get("kind", "pretrain")
+    objective = facts.get("objective", "" if "data" in facts else "span")  # The sample is text.
+    return LEARNS.get(kind) or {"pairs": "answers", "": ""}.get(objective, "text")
 
 
 def _is_asked_anew(beat: Record, launch: Record) -> bool:
@@ -188,7 +180,7 @@ def _is_asked_anew(beat: Record, launch: Record) -> bool:
     return bool(launch) and launch.get("asked", 0.0) > beat.get("started", 0.0)
 
 
-def _state(logs: Path, beat: Record, launch: Record, latest: defaultdict[str, Record], now: float) -> tuple[str, str]:
+def _state(logs: Path, beat: Record, launch: Record, latest: LatestEvents, now: float) -> tuple[str, str]:
     """The state of a run, and why it is so."""
     if _is_asked_anew(beat, launch):
         return _launched_state(logs, launch)
@@ -245,16 +237,12 @@ def process_state(record: Record) -> str:
         return "gone"
 
 
-def deciding_metric(settings: Mapping[str, Any]) -> str:
-    """The number of an evaluation by which a run chooses its best checkpoint."""
-    return str(settings.get("metric_for_best") or "loss")
-
-
 def _best(saved: Path, metric: str, evaluations: list[Record]) -> Record:
     """The best evaluation by the metric that decides: the one of the last checkpoint, or a later one."""
-    kept = read_record(saved / "checkpoints" / "latest" / "state" / "training.json").get("best_metric") or {}
-    scores = [(number_of(kept.get("value")), kept.get("step"))] if kept.get("metric") == metric else []
-    scores += [(number_of(event.get(metric)), event.get("step")) for event in evaluations]
+    saved_best = read_record(saved / "checkpoints" / "latest" / "state" / "training.json").get("best_metric") or {}
+    scores = [(number_of(event.get(metric)), event.get("step")) for event in evaluations]
+    if saved_best.get("metric") == metric:
+        scores.insert(0, (number_of(saved_best.get("value")), saved_best.get("step")))
     sign = 1 if metric.rpartition("/")[2] in LESS_IS_BETTER else -1
     numbers = [(sign * score, score, step) for score, step in scores if score is not None]
     _, score, step = min(numbers, key=lambda one: one[0], default=(0, None, None))

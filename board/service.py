@@ -24,7 +24,7 @@ from common.language import say
 from settings.errors import UserError, reason_of
 from settings.fields import AUTO, is_encodable
 from settings.loading import load
-from training.report.run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, RUN_FILE, read_record
+from training.report.run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, RUN_FILE, number_of, read_record
 
 KEPT_HISTORIES = 32
 READ_BYTES = 2**21
@@ -51,7 +51,7 @@ class Board:
         self.planner = Planner(folder)
         self.launcher = Launcher(folders, self.planner, folder)
         self.talks = Talks(folders, folder)
-        # What a run has told, as far as it was read; the least used ones are forgotten, and begin anew.
+        # The events of runs as far as they were read; the least used ones are forgotten, and read again.
         self.history = lru_cache(KEPT_HISTORIES)(lambda name: History(folders.logs(name) / METRICS_FILE))
 
     # --- runs ---
@@ -59,8 +59,8 @@ class Board:
     def overview(self) -> dict[str, Any]:
         """All runs that can be opened here, and what this machine has; the others take memory as well."""
         runs = list_runs(self.folders)
-        shown = [run for run in runs if is_run_name(run["name"])]
-        return {"runs": shown, "machine": machine_memory(), "still_to_take": still_to_take(runs)}
+        listed = [run for run in runs if is_run_name(run["name"])]
+        return {"runs": listed, "machine": machine_memory(), "still_to_take": still_to_take(runs)}
 
     def is_known(self, name: str) -> bool:
         """Whether there is a run of this name."""
@@ -85,16 +85,16 @@ class Board:
             command = command_line(str(launch.get("command", "train")), flags)
         facts = run_facts(self.folders, name)
         with history.lock:
-            plan = {key: value for key, value in history.first_plan.items() if key not in ("phase_parts", "event")}
+            plan = {key: value for key, value in history.latest["plan"].items() if key not in ("phase_parts", "event")}
             return {
                 **facts,
                 "command": command,
-                "settings": history.settings,
+                "settings": history.settings(),
                 "plan": plan,
                 "planned_parts": plan.get("components", {}),
-                "end": history.end,
+                "end": history.latest["end"],
                 "phase_peaks": dict(history.phase_peaks),
-                "train_rows": history.train_rows,
+                "train_rows": number_of(history.latest["start"].get("train_rows")) or 0,
                 "cleanups": list(history.cleanups),
                 "saves": list(history.saves),
                 "notes": list(history.notes),
@@ -121,7 +121,7 @@ class Board:
             history.refresh()
             with history.lock:
                 drawn[name] = history.grid.drawn()
-                settings.append(history.settings)
+                settings.append(history.settings())
         keys = dict.fromkeys(key for one in settings for key in one if key not in (*OWN, "run_name"))
         values = {key: [one.get(key) for one in settings] for key in keys}
         differing = {key: each for key, each in values.items() if each != each[:1] * len(each)}
@@ -163,8 +163,9 @@ class Board:
         runs = await asyncio.to_thread(list_runs, self.folders)
         plan = await self.planner.plan(flags, still_to_take(runs))
         name = _name_of(raw)
-        shown = {**flags, "run_name": name} if name else flags
-        return {**plan, "command": command_line("train", shown), "machine_memory": machine_memory()}
+        if name:
+            flags["run_name"] = name
+        return {**plan, "command": command_line("train", flags), "machine_memory": machine_memory()}
 
     def start(self, raw: Mapping[str, Any]) -> str:
         """Put a new run into the queue. Returns its name."""
@@ -200,30 +201,28 @@ class Board:
     def models(self) -> list[dict[str, Any]]:
         """Trained models: those of runs, and of their checkpoints; the newest first."""
         output_dir = self.folders.output_dir
-        found = {
+        weights = {
             file.parent: file
             for pattern in ("*", "*/checkpoints/step_*")
             for name in MODEL_FILES
             for file in output_dir.glob(f"{pattern}/{name}")
         }
         models = []
-        for folder, file in found.items():
-            relative = folder.relative_to(output_dir)
-            run = relative.parts[0]
-            if run.startswith(".") or not is_encodable(run):
-                continue
-            facts = file.stat()
-            models.append(
-                {
-                    "name": relative.as_posix(),
-                    "run": run,
-                    "kind": read_record(output_dir / run / RUN_FILE).get("kind"),
-                    "time": facts.st_mtime,
-                    "bytes": facts.st_size,
-                    "is_checkpoint": len(relative.parts) > 1,
-                    "is_adapter": file.name.startswith("adapter"),
-                }
-            )
+        for folder, file in weights.items():
+            name = folder.relative_to(output_dir)
+            run = name.parts[0]
+            if not run.startswith(".") and is_encodable(run):
+                models.append(
+                    {
+                        "name": name.as_posix(),
+                        "run": run,
+                        "kind": read_record(output_dir / run / RUN_FILE).get("kind"),
+                        "time": file.stat().st_mtime,
+                        "bytes": file.stat().st_size,
+                        "is_checkpoint": len(name.parts) > 1,
+                        "is_adapter": file.name.startswith("adapter"),
+                    }
+                )
         return sorted(models, key=lambda model: (model["is_checkpoint"], -model["time"]))
 
     def free_disk_bytes(self) -> int:

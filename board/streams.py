@@ -16,7 +16,9 @@ from board.reader import History
 from board.service import READ_BYTES, Board
 from common.language import localized
 
-TICK_SECONDS, LIST_SECONDS, QUIET_TICKS = 1.0, 2.0, 15
+TICK_SECONDS = 1.0
+LIST_SECONDS = 2.0
+QUIET_TICKS = 15
 
 
 def json_bytes(content: object, allow_nan: bool = True) -> bytes:
@@ -71,7 +73,7 @@ class Chart:
 
     def __init__(self) -> None:
         self._drawn = (0, 0)  # generation and version of the grid
-        self._count = 0
+        self._events = 0
         self._size = 0
 
     def change(self, history: History) -> dict[str, Any] | None:
@@ -80,10 +82,10 @@ class Chart:
             grid = history.grid
             drawn = (history.generation, grid.version)
             is_same = drawn == self._drawn
-            if is_same and history.count == self._count:
+            if is_same and history.drawn_events == self._events:
                 return None
             first = max(0, self._size - 1) if is_same else 0
             self._drawn = drawn
-            self._count = history.count
+            self._events = history.drawn_events
             self._size = grid.size
             return {"generation": history.generation, **grid.drawn(first)}

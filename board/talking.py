@@ -76,17 +76,17 @@ class Server:
     def __init__(self, child: asyncio.subprocess.Process, key: str) -> None:
         self.child = child
         self.key = key
-        self.port = 0  # Until the model is loaded.
-        self.requests = 0  # That are being answered.
+        self.port = 0  # It is known once the model is loaded.
+        self.requests = 0  # This many are being answered now.
         self.used = time.monotonic()
         self.errors: deque[str] = deque(maxlen=6)  # The last lines.
-        self.is_told = asyncio.Event()  # The model is loaded, or the process has ended.
+        self.is_settled = asyncio.Event()  # The model is loaded, or the process has ended.
         self.watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         """Read what the process prints until it ends."""
         await asyncio.gather(self._read_output(), self._read_errors(), self.child.wait())
-        self.is_told.set()
+        self.is_settled.set()
 
     async def _read_output(self) -> None:
         assert self.child.stdout is not None
@@ -94,7 +94,7 @@ class Server:
             address = ADDRESS.search(line)
             if address is not None:
                 self.port = int(address[1])
-                self.is_told.set()
+                self.is_settled.set()
 
     async def _read_errors(self) -> None:
         assert self.child.stderr is not None
@@ -106,7 +106,7 @@ class Server:
         await asyncio.wait([self.watching], timeout=ENDING_SECONDS)
         if self.child.returncode is None:
             return NoAnswer(say("the model's process has closed the connection; ask again"))
-        if self.child.returncode < 0 or not self.errors:  # What was killed could not say why.
+        if self.child.returncode < 0 or not self.errors:  # A killed process could not say why.
             return NoAnswer(say("the model's process has ended"))
         return NoAnswer("\n".join(self.errors))
 
@@ -195,9 +195,9 @@ class Talks:
         server = None
         try:
             server = await self._server(self.folders.model(model))
-            if not server.is_told.is_set():
+            if not server.is_settled.is_set():
                 yield {"loading": True}
-                await asyncio.wait_for(server.is_told.wait(), LOAD_SECONDS)
+                await asyncio.wait_for(server.is_settled.wait(), LOAD_SECONDS)
             if server.child.returncode is not None:
                 raise await server.death()
             async with aclosing(server.answer(messages, temperature)) as records:

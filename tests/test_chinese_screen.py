@@ -17,26 +17,18 @@ import pytest
 import train_low_mem
 from settings.declared import COMMANDS, ROOT
 
-# what may be English: quoted, in parentheses, a flag, a path or a number
-NAMES = [
-    re.compile(part)
-    for part in (
-        r"`[^`]*`",
-        r"'[^']*'",
-        r'"[^"]*"',
-        r"\([^()]*\)",
-        r"（[^（）]*）",
-        r"--?[\w=.,/<>:|-]+",
-        r"\S*[/=_.<>\d]\S*",
-    )
-]
+# These may be English: what is quoted or in parentheses, a flag, a path or a number.
+NAMES = (
+    *(r"`[^`]*`", r"'[^']*'", r'"[^"]*"', r"\([^()]*\)", r"（[^（）]*）"),
+    *(r"--?[\w=.,/<>:|-]+", r"\S*[/=_.<>\d]\S*"),
+)
 PHRASE = re.compile(r"(?<![\w-])[a-z]+(?:,? [a-z]+){2,}(?![\w-])")
 WORDS = re.compile(
     r"(?<![\w-])(the|is|are|was|has|have|of|with|without|not|omit|allowed|use|give|write|and|or|it|its|there|this|that|"
     r"for|from|by|here|cannot|must|needs?)(?![\w-])"
 )
 
-# a mistake a line: flags, files, columns, presets, contradictions, flags of other programs
+# A mistake a line: flags, files, columns, presets, contradictions, flags of other programs
 MISTAKES = """
 trian
 train --is_finetun=True
@@ -141,7 +133,7 @@ tokenizer --train_file=text.txt --vocab_size=3
 doctor --model_preset=nope
 """.strip().splitlines()
 
-# commands of the README, of a model and data that are small enough
+# Commands of the README, with a model and data that are small enough.
 ROUND = """
 train --train_file=texts.jsonl --max_steps=4 --max_seq_len=32 --memory_budget=2G --eval_generate_rows=0
 train --is_keep_training=True --max_steps=5
@@ -166,10 +158,10 @@ def english_of(screen: str) -> list[str]:
     """Lines that hold English besides names."""
     lines = []
     for line in screen.splitlines():
-        left = line
+        text = line
         for name in NAMES:
-            left = name.sub(" ", left)
-        if PHRASE.search(left) or WORDS.search(left):
+            text = re.sub(name, " ", text)
+        if PHRASE.search(text) or WORDS.search(text):
             lines.append(line)
     return lines
 
@@ -178,13 +170,10 @@ def rows(**columns: object) -> str:
     return json.dumps(columns, ensure_ascii=False) + "\n"
 
 
-@pytest.fixture
-def chinese(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with data, good and bad, of a user whose system speaks Chinese."""
-    for name in ("LC_ALL", "LC_MESSAGES", "LANGUAGE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, good and bad."""
+    folder = tmp_path_factory.mktemp("chinese")
     texts = {
         "pairs.jsonl": "".join(rows(prompt=f"{number}?", response=f"{number}.") for number in range(40)),
         "texts.jsonl": "".join(rows(text=f"第{number}行 {number * number}") for number in range(300)),
@@ -216,11 +205,21 @@ def chinese(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "shape/config.json": json.dumps({"model_type": "t5", "d_model": 64, "d_ff": 128, "num_layers": 2}),
     }
     for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf8")
-    (tmp_path / "gbk.csv").write_bytes("prompt,response\n你好,再见\n".encode("gbk") * 20)
-    (tmp_path / "utf16.txt").write_bytes("text\n".encode("utf-16"))
-    return tmp_path
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf8")
+    (folder / "gbk.csv").write_bytes("prompt,response\n你好,再见\n".encode("gbk") * 20)
+    (folder / "utf16.txt").write_bytes("text\n".encode("utf-16"))
+    return folder
+
+
+@pytest.fixture
+def chinese(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same folder, of a user whose system speaks Chinese."""
+    for name in ("LC_ALL", "LC_MESSAGES", "LANGUAGE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
+    monkeypatch.chdir(data)
+    return data
 
 
 def test_the_detector_tells_english_from_names() -> None:
@@ -232,9 +231,9 @@ def test_the_detector_tells_english_from_names() -> None:
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_is_answered_in_chinese(chinese: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_low_mem.main(line.split()) in (2, 3)
-    told = capsys.readouterr()
-    assert english_of(told.out + told.err) == []
-    assert re.search("[\u4e00-\u9fff]", told.err)
+    screen = capsys.readouterr()
+    assert english_of(screen.out + screen.err) == []
+    assert re.search("[\u4e00-\u9fff]", screen.err)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +248,8 @@ def test_a_mistake_is_answered_in_chinese(chinese: Path, line: str, capsys: pyte
 )
 def test_a_command_speaks_chinese(chinese: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_low_mem.main(line.split()) == 0
-    told = capsys.readouterr()
-    assert english_of(told.out + told.err) == []
+    screen = capsys.readouterr()
+    assert english_of(screen.out + screen.err) == []
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
@@ -272,10 +271,9 @@ def test_make_says_how_large_the_installation_is(language: str, words: str) -> N
 def test_a_round_of_commands_speaks_chinese(chinese: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for line in ROUND:
         assert train_low_mem.main(line.split()) == 0, line
-        told = capfd.readouterr()
-        assert (line, english_of(told.out + told.err)) == (line, [])
+        screen = capfd.readouterr()
+        assert (line, english_of(screen.out + screen.err)) == (line, [])
     for log in chinese.glob("logs/*.log"):
-        shown = [part for part in log.read_text(encoding="utf8").splitlines() if "内存监控" not in part]
-        assert not re.search("[\u4e00-\u9fff]", "\n".join(part for part in shown if "第" not in part)), (
-            "logs are English"
-        )
+        for line in log.read_text(encoding="utf8").splitlines():
+            if "内存监控" not in line and "第" not in line:  # The rows of the data hold the latter.
+                assert not re.search("[\u4e00-\u9fff]", line), "logs are English"

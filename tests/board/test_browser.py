@@ -34,7 +34,8 @@ class Page:
     """A page's process, and a browser that looks at it."""
 
     def __init__(self, folder: Path, browser: Any) -> None:
-        self.folder, self.browser = folder, browser
+        self.folder = folder
+        self.browser = browser
         self.start()
 
     def start(self) -> None:
@@ -47,9 +48,9 @@ class Page:
             text=True,
         )
         assert self.process.stdout is not None
-        found = re.search(r"http://\S+", self.process.stdout.readline())
-        assert found is not None
-        self.address = found.group().rstrip("/")
+        address = re.search(r"http://\S+", self.process.stdout.readline())
+        assert address is not None
+        self.address = address.group().rstrip("/")
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -87,8 +88,8 @@ class Page:
         )
 
     def step(self) -> int:
-        told = self.browser.execute_script("return document.querySelector('.progress-stat .value')?.textContent ?? ''")
-        return int(re.sub(r"\D", "", told.partition(" of ")[0]) or 0)
+        text = self.browser.execute_script("return document.querySelector('.progress-stat .value')?.textContent ?? ''")
+        return int(re.sub(r"\D", "", text.partition(" of ")[0]) or 0)
 
     def errors(self) -> list[str]:
         """What the browser complained of, but for a server that was away."""
@@ -105,27 +106,21 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
     options = ChromeOptions()
     options.binary_location = BROWSER
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1360,900",
-    ):
-        options.add_argument(flag)
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1360,900"):
+        options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})  # type: ignore[no-untyped-call]
     (tmp_path / "files").mkdir()
     lines = [f"line {n} tells of the river, the bridge and {n % 17} small boats\n" for n in range(400)]
     (tmp_path / "files" / "river.txt").write_text("\n".join(lines))
     browser = Chrome(options=options, service=ChromeService(DRIVER))
-    found = Page(tmp_path, browser)
+    page = Page(tmp_path, browser)
     try:
-        yield found
+        yield page
     finally:
         browser.quit()
-        found.end()
-        for told in tmp_path.glob("logs/*/heartbeat.json"):
-            beat = read_record(told)
+        page.end()
+        for path in tmp_path.glob("logs/*/heartbeat.json"):
+            beat = read_record(path)
             if beat.get("state") == "running":
                 os.kill(int(beat["process"]), signal.SIGKILL)
 
@@ -162,16 +157,16 @@ def test_a_run_from_its_form_to_a_talk_with_it(page: Page) -> None:
     start_from_the_form(page)
     page.wait(lambda: page.state() == "running" and page.step() > 2, "a running run with steps")
     page.find("#charts canvas")
-    seen = page.step()
-    page.wait(lambda: page.step() > seen, "charts that move")
+    step = page.step()
+    page.wait(lambda: page.step() > step, "charts that move")
 
     page.browser.refresh()
-    page.wait(lambda: page.state() == "running" and page.step() > seen, "the same run after a reload")
+    page.wait(lambda: page.state() == "running" and page.step() > step, "the same run after a reload")
 
     page.end()
     page.start()
     page.open("/run/river")
-    page.wait(lambda: page.state() == "running" and page.step() > seen, "the same run in another page's process")
+    page.wait(lambda: page.state() == "running" and page.step() > step, "the same run in another page's process")
 
     page.find("#save").click()
     checkpoints = page.folder / "model_save" / "river" / "checkpoints"

@@ -1,4 +1,4 @@
-"""Who is let in, which files can be reached, and what may be asked: each way that somebody could try."""
+"""Who is let in, which files can be reached or sent, and what may be asked: each way that somebody could try."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from board import app as app_module
-from board.app import make_app
-from board.reader import Outside, checked_name
+from board.app import DISK_SPARE, make_app
+from board.reader import Folders, Outside, checked_name
 from board.service import Board
 from common.web.listening import token_of
 from settings.declared import places as places_of_settings
@@ -64,9 +65,9 @@ def test_only_names_of_this_machine_are_answered(client: TestClient) -> None:
 def test_requests_of_other_sites_are_refused(client: TestClient) -> None:
     json_too = {"Content-Type": "application/json"}
     origins = [{"Origin": origin} for origin in ("http://evil.example", "null", "http://127.0.0.1:9999")]
-    for told in (*origins, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}):
+    for header in (*origins, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}):
         for method in ("GET", "POST"):
-            assert client.request(method, "/api/runs", headers={**json_too, **told}).status_code == 403, told
+            assert client.request(method, "/api/runs", headers={**json_too, **header}).status_code == 403, header
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
         form = client.post("/api/start", content=b"{}", headers={"Content-Type": kind})
         assert form.status_code == 415, "what a form could send"
@@ -114,10 +115,10 @@ def test_the_token_opens_by_header_and_by_cookie(tmp_path: Path) -> None:
     cookie = moved.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie
     assert client.get("/api/runs").status_code == 200, "the cookie is sent from now on"
-    name, _, held = moved.headers["set-cookie"].partition(";")[0].partition("=")
-    assert name == "frugalt5_token_8300" and TOKEN not in held, "other servers of the host get it too"
+    name, _, value = moved.headers["set-cookie"].partition(";")[0].partition("=")
+    assert name == "frugalt5_token_8300" and TOKEN not in value, "other servers of the host get it too"
     other = Page(tmp_path / "other", TOKEN).client("http://192.168.0.7:8301")
-    for cookie in (f"{name}={held}", f"frugalt5_token_8301={held}", f"frugalt5_token_8301={TOKEN}"):
+    for cookie in (f"{name}={value}", f"frugalt5_token_8301={value}", f"frugalt5_token_8301={TOKEN}"):
         assert other.get("/api/runs", headers={"Cookie": cookie}).status_code == 401
 
 
@@ -131,23 +132,20 @@ def test_the_token_leads_to_no_other_site(tmp_path: Path) -> None:
 # --- paths ---
 
 
-WAYS_OUT = [
-    "../secret.jsonl",
-    "/etc/passwd",
-    "a/../../secret.jsonl",
-    "..",
-    ".",
-    "",
-    "a\0b",
-    "..\\secret.jsonl",
-    "link.jsonl",
-    "folder/secret.jsonl",
-    "//etc/passwd",
-    "~/secret",
-    "*.jsonl",
-    "a.jsonl,/etc/passwd",
-    "s3://bucket/a.jsonl",
-]
+PATHS_OUT = (
+    *(
+        "../secret.jsonl",
+        "/etc/passwd",
+        "a/../../secret.jsonl",
+        "..",
+        ".",
+        "",
+        "a\0b",
+        "..\\secret.jsonl",
+        "link.jsonl",
+    ),
+    *("folder/secret.jsonl", "//etc/passwd", "~/secret", "*.jsonl", "a.jsonl,/etc/passwd", "s3://bucket/a.jsonl"),
+)
 
 
 def test_no_file_outside_is_shown_or_trained_on(page: Page, client: TestClient) -> None:
@@ -156,15 +154,15 @@ def test_no_file_outside_is_shown_or_trained_on(page: Page, client: TestClient) 
     (where.data_dir / "link.jsonl").symlink_to(where.data_dir.parent / "secret.jsonl")
     (where.data_dir / "folder").symlink_to(where.data_dir.parent)
     (where.data_dir / "a.jsonl").write_text("{}")
-    for way in WAYS_OUT:
+    for path in PATHS_OUT:
         for find in (where.data, where.model):
             with pytest.raises(Outside):
-                find(way)
-        answer = client.get("/api/preview", params={"file": way})
+                find(path)
+        answer = client.get("/api/preview", params={"file": path})
         assert "rows" not in answer.json() and "problems" in answer.json()
-        for flag in ("train_file", "finetune_from", "tokenizer_dir", "validation_file") if way else ():
-            started = post(client, "/api/start", {"flags": {flag: way, "is_finetune": "True"}})
-            assert started.status_code in (404, 422), way
+        for flag in ("train_file", "finetune_from", "tokenizer_dir", "validation_file") if path else ():
+            started = post(client, "/api/start", {"flags": {flag: path, "is_finetune": "True"}})
+            assert started.status_code in (404, 422), path
     assert not list(where.log_dir.iterdir())
     assert [file["name"] for file in client.get("/api/data").json()["files"]] == ["a.jsonl"], "no links that lead out"
 
@@ -187,8 +185,8 @@ def test_a_log_is_one_of_the_log_folder(page: Page, client: TestClient) -> None:
     secret = page.folders.log_dir.parent / "secret.log"
     secret.write_text("secret")
     write(page.folders, "one", start(), step(1))
-    for told in (str(secret), "../secret.log", "/etc/passwd"):
-        beat(page.folders, "one", log=told)
+    for log in (str(secret), "../secret.log", "/etc/passwd"):
+        beat(page.folders, "one", log=log)
         assert "secret" not in client.get("/api/runs/one/log").text
     (page.folders.log_dir / "chat_trainer_low_mem_1.log").write_text("2026 | INFO | run one\nhello\n")
     beat(page.folders, "one", log="logs/chat_trainer_low_mem_1.log")
@@ -212,8 +210,8 @@ def test_only_the_forms_flags_are_taken(page: Page, client: TestClient) -> None:
 def test_values_are_words_and_no_commands(page: Page, client: TestClient) -> None:
     for value in ("$(touch hacked)", "; touch hacked", "x\n--overwrite=True", "--help"):
         name = post(client, "/api/start", {"flags": {"source_prefix": value}}).json()["name"]
-        asked = json.loads((page.folders.log_dir / name / "launch.json").read_text())
-        assert asked["flags"]["source_prefix"] == value, "one value of one flag, whatever it holds"
+        launch = json.loads((page.folders.log_dir / name / "launch.json").read_text())
+        assert launch["flags"]["source_prefix"] == value, "one value of one flag, whatever it holds"
 
 
 def test_bodies_that_are_none_are_refused(client: TestClient) -> None:
@@ -224,21 +222,17 @@ def test_bodies_that_are_none_are_refused(client: TestClient) -> None:
 
 def test_only_known_wishes_are_passed_on(page: Page, client: TestClient) -> None:
     write(page.folders, "one", start(), step(1))
-    asked = page.folders.log_dir / "one" / "request"
+    request = page.folders.log_dir / "one" / "request"
     for word in ("kill", "", None, 5, "../stop"):
-        assert post(client, "/api/runs/one/wish", {"word": word}).status_code == 404 and not asked.exists()
-    for word, left in (("save", "save\n"), ("stop", "stop\n"), ("save", "stop\n")):  # a stop stays: it saves as well
+        assert post(client, "/api/runs/one/wish", {"word": word}).status_code == 404 and not request.exists()
+    for word, content in (("save", "save\n"), ("stop", "stop\n"), ("save", "stop\n")):  # A stop stays: it saves too.
         assert post(client, "/api/runs/one/wish", {"word": word}).json() == {"done": word}
-        assert asked.read_text() == left
+        assert request.read_text() == content
 
 
-def test_a_name_that_exists_is_refused(page: Page, client: TestClient) -> None:
+def test_a_name_that_exists_and_a_long_question_are_refused(page: Page, client: TestClient) -> None:
     (page.folders.output_dir / "one").mkdir()
     assert "exists" in post(client, "/api/start", {"flags": {"run_name": "one"}}).json()["problems"][0]
-
-
-def test_a_question_is_refused_and_not_cut(page: Page, client: TestClient) -> None:
-    (page.folders.output_dir / "one").mkdir()
     refused = post(client, "/api/talk", {"model": "one", "text": "x" * 20_001})
     assert refused.status_code == 422 and "20,001 characters; allowed: 20,000" in refused.json()["problems"][0]
     assert post(client, "/api/talk", {"model": "one", "text": " "}).status_code == 422
@@ -261,8 +255,8 @@ def test_no_script_builds_markup_from_text() -> None:
 def test_nothing_is_fetched_from_elsewhere() -> None:
     for path in sorted(app_module.STATIC.iterdir()):
         text = path.read_text(encoding="utf8")
-        found = re.findall(r"""["'`(]\s*(?:https?:)?//\w[^"'`)]*""", text)
-        addresses = [address for address in found if "w3.org" not in address]
+        matches = re.findall(r"""["'`(]\s*(?:https?:)?//\w[^"'`)]*""", text)
+        addresses = [address for address in matches if "w3.org" not in address]
         assert not addresses or path.suffix == ".txt", f"{path.name}: {addresses[:2]}"
         assert "@import" not in text and "url(" not in text, path.name
 
@@ -272,3 +266,46 @@ def test_names_and_answers_are_data(page: Page, client: TestClient) -> None:
     write(page.folders, "one", start(), {"event": "sample", "prompt": evil, "answer": evil})
     answer = client.get("/api/runs/one")
     assert answer.headers["content-type"] == "application/json" and answer.json()["samples"][0]["answer"] == evil
+
+
+# --- files that are sent ---
+
+
+def put(client: TestClient, name: str, content: Any) -> Any:
+    return client.put(f"/api/data/{name}", content=content, headers={"Content-Type": "application/octet-stream"})
+
+
+def test_a_file_is_taken_and_none_is_replaced(page: Page, client: TestClient) -> None:
+    assert put(client, "数据.jsonl", b"x" * 5000).json() == {"name": "数据.jsonl", "bytes": 5000}
+    assert put(client, "数据.jsonl", b"new").status_code == 422
+    (path,) = page.folders.data_dir.iterdir()
+    assert path.read_bytes() == b"x" * 5000
+    assert [file["name"] for file in client.get("/api/data").json()["files"]] == ["数据.jsonl"]
+
+
+def test_what_runs_have_written_is_no_data(page: Page) -> None:
+    """Also where somebody names the folder in which all lie."""
+    files = page.folders.data_dir
+    own = ("model/config.json", "model/notes.txt", "rows/manifest.json", ".git/a.txt")
+    for name in ("own.jsonl", "deep/more.txt", *own):
+        (files / name).parent.mkdir(parents=True, exist_ok=True)
+        (files / name).write_text("{}")
+    write(page.folders, "one", step(1))
+    around = Folders(page.folders.log_dir, page.folders.output_dir, files.parent)
+    for where, prefix in ((page.folders, ""), (around, f"{files.name}/")):
+        assert sorted(file["name"] for file in where.data_files()) == [f"{prefix}deep/more.txt", f"{prefix}own.jsonl"]
+
+
+def test_the_disk_keeps_what_is_kept_free(page: Page, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    free_bytes = iter([DISK_SPARE + 15, DISK_SPARE + 15, DISK_SPARE + 5, 5 * 2**20])  # Others write as well.
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=next(free_bytes)))
+    answer = put(client, "a.jsonl", iter([b"x" * 10, b"x" * 10]))
+    assert answer.status_code == 422 and "256.0 MiB" in answer.json()["problems"][0]
+    assert put(client, "tiny.txt", b"x").status_code == 422
+    assert not list(page.folders.data_dir.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a.py", "a", ".hidden.jsonl", "..%2fa.jsonl", "a%2fb.jsonl", "a%00.jsonl", ".jsonl"])
+def test_only_data_files_inside_are_taken(page: Page, client: TestClient, name: str) -> None:
+    assert put(client, name, b"x").status_code in (404, 405, 422)
+    assert not [path for path in page.folders.data_dir.parent.rglob("*a*.jsonl*")]

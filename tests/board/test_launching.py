@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 import time
@@ -41,11 +42,11 @@ class Planned(Planner):
     """A planner that answers what a test says."""
 
     answer: dict[str, Any] = field(default_factory=lambda: dict(FITS))
-    asked: list[int] = field(default_factory=list)
-    meanwhile: Callable[[], None] = lambda: None  # what happens while it plans
+    requests: list[int] = field(default_factory=list)
+    meanwhile: Callable[[], None] = lambda: None  # It is called while the planner plans.
 
     async def plan(self, flags: Any, reserved_bytes: int = 0, fresh_seconds: float = 0.0) -> dict[str, Any]:
-        self.asked.append(reserved_bytes)
+        self.requests.append(reserved_bytes)
         self.meanwhile()
         return self.answer
 
@@ -54,7 +55,8 @@ class Queue:
     """A launcher with its planner, looked at from outside."""
 
     def __init__(self, folder: Path, program: str = RECORDER) -> None:
-        self.where, self.planner = folders(folder), Planned(folder)
+        self.where = folders(folder)
+        self.planner = Planned(folder)
         self.launcher = Launcher(self.where, self.planner, folder, (sys.executable, "-c", program))
 
     def ask(self, name: str = "one", **flags: str) -> None:
@@ -64,8 +66,9 @@ class Queue:
         """Look at the queue, as the page does; what was started has ended by then."""
         self.planner.answer = answer or dict(FITS)
         started = asyncio.run(self.launcher.start_next())
-        for child in self.launcher._children.values():
-            child.wait()
+        if started is not None:
+            os.waitid(os.P_PID, self.record(started)["process"], os.WEXITED | os.WNOWAIT)
+            self.launcher.count_ended()
         return started
 
     def record(self, name: str = "one") -> Any:
@@ -89,7 +92,6 @@ def test_a_run_that_fits_is_started_in_a_session_of_its_own(queue: Queue, tmp_pa
     assert is_alone, "a Ctrl-C for the page is none for the run"
     assert words[0] == "train" and {"--max_steps=5", "--source_prefix=a b; c", "--run_name=one"} <= set(words)
     assert "--memory_budget=4096M" in words, "what the others leave"
-    queue.launcher.count_ended()
     assert queue.record()["exit_code"] == 0 and queue.record()["planned_peak_bytes"] == GIB
 
 
@@ -102,7 +104,7 @@ def test_one_that_does_not_fit_beside_others_waits(queue: Queue, name: str) -> N
     queue.ask()
     for answer in ({**FITS, "fits_now": False, "reserved_bytes": 2 * GIB}, REFUSED):
         assert queue.next(answer) is None and queue.facts() == ("waiting", name)
-    assert queue.planner.asked == [2 * GIB] * 2 and queue.next() == "one"
+    assert queue.planner.requests == [2 * GIB] * 2 and queue.next() == "one"
 
 
 def test_while_nothing_has_changed_the_queue_plans_seldom(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,26 +113,28 @@ def test_while_nothing_has_changed_the_queue_plans_seldom(queue: Queue, monkeypa
     for name in ("other", "third"):
         beat(queue.where, name, time=2e10)
     queue.ask()
-    assert [queue.next(REFUSED) for _ in range(9)] == [None] * 9 and len(queue.planner.asked) == 1
+    assert [queue.next(REFUSED) for _ in range(9)] == [None] * 9 and len(queue.planner.requests) == 1
     beat(queue.where, "third", state="done")
-    assert queue.next() == "one" and len(queue.planner.asked) == 2, "one has ended: there may be room"
+    assert queue.next() == "one" and len(queue.planner.requests) == 2, "one has ended: there may be room"
 
 
 def test_what_runs_already_is_not_started_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launch may say that it waits: it was begun from a terminal, or the disk was full when it was noted."""
     queue.ask()
     beat(queue.where, "one", time=time.time(), started=time.time() + 1)
-    assert queue.next() is None and not queue.planner.asked
+    assert queue.next() is None and not queue.planner.requests
     queue.launcher.program = (sys.executable, "-c", "import time; time.sleep(60)")
     queue.ask("two")
 
-    def full(name: str, record: dict[str, Any]) -> None:
+    def full(path: Path, text: str) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(queue.launcher, "_write", full)
+    monkeypatch.setattr("board.launching.write_text", full)
     with pytest.raises(OSError, match="full"):
         queue.next()
-    assert queue.launcher._children["two"].wait(60) != 0, "it is ended: nobody would know of it"
+    for child in psutil.Process().children():  # It is ended: nobody would know of it.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    queue.launcher.count_ended()
 
 
 def test_one_that_fits_nowhere_is_refused_after_a_while(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +153,7 @@ def test_the_queue_is_of_files_the_oldest_comes_first_and_may_be_withdrawn(queue
         queue.ask(name)
     queue.launcher.withdraw("b")
     assert not (queue.where.log_dir / "b").exists()
-    other = Queue(tmp_path)  # the page was started anew
+    other = Queue(tmp_path)  # The page was started anew.
     assert [other.next(), queue.next(), other.next()] == ["a", "c", None]
 
 
@@ -163,7 +167,7 @@ def test_a_run_that_was_taken_back_while_it_was_planned_is_not_started(queue: Qu
             queue.ask(max_steps="6")
 
     queue.planner.meanwhile = act
-    assert queue.next() is None and not queue.launcher._children
+    assert queue.next() is None and not (queue.launcher.folder / "started.json").exists()
     assert (queue.where.log_dir / "one").exists() == (meanwhile == "asked anew")
 
 
@@ -171,22 +175,23 @@ def test_of_many_who_ask_for_one_name_one_gets_it(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(queue.ask, "one", max_steps=str(steps)) for steps in range(1, 9)]
-    problems = [one.exception() for one in asked]
+        futures = [pool.submit(queue.ask, "one", max_steps=str(steps)) for steps in range(1, 9)]
+    problems = [one.exception() for one in futures]
     assert sum(problem is None for problem in problems) == 1
     steps = queue.record()["flags"]["max_steps"]
     assert steps == str(problems.index(None) + 1)
-    monkeypatch.setattr(Launcher, "_is_there", lambda self, name: False)  # as it was when another page looked
+    other = Queue(tmp_path)
+    monkeypatch.setattr(Path, "exists", lambda path: False)  # Another page has looked before.
     with pytest.raises(UserError, match="--run_name"):
-        Queue(tmp_path).ask(max_steps="99")
+        other.ask(max_steps="99")
     assert queue.record()["flags"]["max_steps"] == steps
 
 
 def test_a_run_that_is_given_no_name_gets_its_kind_and_the_time(tmp_path: Path) -> None:
     board = Board(folders(tmp_path), tmp_path)
-    told = [board.start({"run_name": name}) for name in ("AUTO", " Auto ", "")]
-    assert {folder.name for folder in board.folders.log_dir.iterdir()} == {*told} and len({*told}) == 3
-    assert all(re.fullmatch(r"pretrain_[0-9]{8}_[0-9]{6}(_[23])?", one) for one in told)
+    names = [board.start({"run_name": name}) for name in ("AUTO", " Auto ", "")]
+    assert {folder.name for folder in board.folders.log_dir.iterdir()} == {*names} and len({*names}) == 3
+    assert all(re.fullmatch(r"pretrain_[0-9]{8}_[0-9]{6}(_[23])?", name) for name in names)
     (board.folders.output_dir / "run_2").mkdir()
     assert [board.launcher.ask_anew("run", "train", {}) for _ in range(2)] == ["run", "run_3"]
 
@@ -196,17 +201,18 @@ def test_a_launch_that_somebody_else_has_written_is_passed_over(queue: Queue) ->
     flags = '{"command": "train", "flags": {}, "asked": "x"}'
     for content in ("[]", '{"flags": 5}', '{"command": "rm", "flags": {}, "asked": 1}', flags):
         (queue.where.log_dir / "one" / "launch.json").write_text(content)
-        assert queue.next() is None and not queue.planner.asked
+        assert queue.next() is None and not queue.planner.requests
 
 
 def test_the_queue_outlives_an_error(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([KeyError("step"), OSError("full"), asyncio.CancelledError()])
 
-    async def start_next() -> None:
+    def fail() -> None:
         raise next(errors)
 
+    queue.ask()
+    queue.planner.meanwhile = fail
     monkeypatch.setattr("board.launching.QUEUE_SECONDS", 0.0)
-    monkeypatch.setattr(queue.launcher, "start_next", start_next)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(queue.launcher.work())
 
@@ -248,8 +254,8 @@ def test_a_run_is_planned_with_the_settings_that_it_will_have(queue: Queue) -> N
     (queue.where.output_dir / "one" / "settings.json").write_text(json.dumps(config.as_dict()))
     queue.ask(is_keep_training="True", max_steps="9")
     words = plan_words(queue.record()["flags"])
-    asked = load("plan", dict(word.removeprefix("--").split("=", 1) for word in words))
-    planned = resumed_config(asked, find_run_to_resume(asked.run.output_dir, asked.run.run_name))
+    config = load("plan", dict(word.removeprefix("--").split("=", 1) for word in words))
+    planned = resumed_config(config, find_run_to_resume(config.run.output_dir, config.run.run_name))
     assert (planned.data.train_file, planned.model.num_layers, planned.train.max_steps) == ("rows.jsonl", 3, 9)
 
 
@@ -258,18 +264,19 @@ import json, sys
 budget = next((int(w.split('=')[1][:-1]) * 2**20 for w in sys.argv if w.startswith('--memory_budget=')), 8 * 2**30)
 if budget < 2 * 2**30:
     sys.exit(print('plan: does not fit the memory budget\\n  --memory_budget, too little', file=sys.stderr) or 3)
-print(json.dumps({'plan': {'peak_bytes': 2 * 2**30, 'budget_bytes': budget}, 'machine': {'available_bytes': 8 * 2**30, 'has_own_memory': '--device=cuda' in sys.argv}}))
+machine = {'available_bytes': 8 * 2**30, 'has_own_memory': '--device=cuda' in sys.argv}
+print(json.dumps({'plan': {'peak_bytes': 2 * 2**30, 'budget_bytes': budget}, 'machine': machine}))
 """
 
 
 def test_others_are_planned_beside_and_a_refusal_brings_its_reasons(tmp_path: Path) -> None:
     planner = Planner(tmp_path, (sys.executable, "-c", PLANNER))
     for reserved, fits, budget in ((0, True, 8), (3, True, 5), (7, False, 8)):
-        found = asyncio.run(planner.plan({}, reserved * GIB))
-        assert found["fits_now"] is fits and found["plan"]["budget_bytes"] == budget * GIB
+        plan = asyncio.run(planner.plan({}, reserved * GIB))
+        assert plan["fits_now"] is fits and plan["plan"]["budget_bytes"] == budget * GIB
     assert not asyncio.run(planner.plan({"device": "cuda"}, GIB))["fits_now"]
-    found = asyncio.run(planner.plan({"memory_budget": "1000M"}))
-    assert (found["exit_code"], found["problems"]) == (3, ["--memory_budget, too little"])
+    refusal = asyncio.run(planner.plan({"memory_budget": "1000M"}))
+    assert (refusal["exit_code"], refusal["problems"]) == (3, ["--memory_budget, too little"])
 
 
 def test_a_plan_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

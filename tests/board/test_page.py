@@ -38,13 +38,13 @@ def client(board: Board) -> TestClient:
 
 async def first(events: AsyncIterator[bytes], count: int) -> list[tuple[str, Any]]:
     """So many events of a stream: name and content."""
-    found = []
+    parsed = []
     async for event in events:
         name, data = event.decode().removesuffix("\n\n").split("\n")
-        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-        if len(found) == count:
+        parsed.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+        if len(parsed) == count:
             break
-    return found
+    return parsed
 
 
 def append(path: Path, *events: dict[str, Any]) -> None:
@@ -63,8 +63,8 @@ def test_of_many_pages_each_is_told_all_of_its_run_and_then_what_is_new(board: B
 
     async def go() -> list[Any]:
         pages = [run_events(board, name, seconds=0.0) for name in names]
-        told = [await first(events, 2) for events in pages]
-        (kind, chart), (other, facts) = told[0]
+        streams = [await first(events, 2) for events in pages]
+        (kind, chart), (other, facts) = streams[0]
         assert (kind, other) == ("chart", "facts") and facts["state"] == "running"
         assert chart["first"] == 0 and chart["steps"] == list(range(20))
         for path in paths:
@@ -74,13 +74,14 @@ def test_of_many_pages_each_is_told_all_of_its_run_and_then_what_is_new(board: B
     for (_, chart), (_, facts) in asyncio.run(go()):
         assert chart["first"] == 19 and facts["settings"]["max_steps"] == 100 and len(facts["samples"]) == 1
     assert board.history.cache_info().currsize == KEPT_HISTORIES  # type: ignore[attr-defined]
-    window: Any = board.window("run0", 5, 6)  # forgotten, and read again
+    window: Any = board.window("run0", 5, 6)  # Its history was forgotten, and is read again.
     assert window["steps"] == [5, 6] and window["seconds"][0] > 0, "the clock of the whole run"
 
 
 def test_a_chart_changes_by_its_last_buckets(board: Board) -> None:
     path = write(board.folders, "one", *(step(n) for n in range(1, 20)))
-    history, chart = board.history("one"), Chart()
+    history = board.history("one")
+    chart = Chart()
     history.refresh()
     assert chart.change(history) is not None and chart.change(history) is None
     append(path, step(20, 9.0))
@@ -110,9 +111,9 @@ def test_runs_that_cannot_be_opened_are_not_listed_and_their_memory_counts(board
     write(board.folders, "good", start(), step(1))
     for name in ("m\udcfe", "a:b", "x" * 200):
         beat(board.folders, name, time=2e10, anon_bytes=0, peak_bytes=2**30)
-    told = client.get("/api/runs").json()
-    assert [run["name"] for run in told["runs"]] == ["good"] and told["still_to_take"] == 3 * 2**30
-    assert told["machine"]["total_bytes"] > told["machine"]["free_bytes"] > 0
+    content = client.get("/api/runs").json()
+    assert [run["name"] for run in content["runs"]] == ["good"] and content["still_to_take"] == 3 * 2**30
+    assert content["machine"]["total_bytes"] > content["machine"]["free_bytes"] > 0
     ((kind, overview),) = asyncio.run(first(overview_events(board), 1))
     assert kind == "overview" and [run["name"] for run in overview["runs"]] == ["good"]
 
@@ -126,12 +127,9 @@ def test_what_is_no_text_is_shown_all_the_same(board: Board, client: TestClient)
     assert asyncio.run(first(run_events(board, "one"), 2))[1][1]["samples"][0]["prompt"] == half
 
 
-def test_every_address_shows_the_page(client: TestClient) -> None:
+def test_every_address_shows_the_page_and_a_program_gets_an_answer(client: TestClient) -> None:
     for path in ("/", "/new", "/plan", "/chat", "/run/one"):
         assert "main.js" in client.get(path).text
-
-
-def test_an_unknown_address_has_a_page_and_a_program_an_answer(client: TestClient) -> None:
     opened = client.get("/nowhere", headers={"Accept": "text/html,*/*"})
     assert opened.status_code == 404 and "main.js" in opened.text
     for path in ("/nowhere", "/api/nowhere"):
@@ -139,13 +137,13 @@ def test_an_unknown_address_has_a_page_and_a_program_an_answer(client: TestClien
 
 
 def test_the_form_has_every_setting_of_training_once(client: TestClient) -> None:
-    told = client.get("/api/form").json()
-    names = [field["name"] for group in told["groups"] for field in group["fields"]]
+    form = client.get("/api/form").json()
+    names = [field["name"] for group in form["groups"] for field in group["fields"]]
     assert len(names) == len(set(names))
     own = {*places_of_settings(), "overwrite", "is_keep_training"}
     assert set(flags_of("train")) - set(names) == own
-    assert set(FIRST) - {"model_preset"} <= set(names) and "t5-small" in told["models"]
-    assert all(field["help"] and field["allowed"] for group in told["groups"] for field in group["fields"])
+    assert set(FIRST) - {"model_preset"} <= set(names) and "t5-small" in form["models"]
+    assert all(field["help"] and field["allowed"] for group in form["groups"] for field in group["fields"])
 
 
 def test_the_command_that_is_shown_is_one_that_works() -> None:
@@ -154,25 +152,21 @@ def test_the_command_that_is_shown_is_one_that_works() -> None:
     assert load("train", dict(word[2:].split("=", 1) for word in words[3:])).train.max_steps == 5
 
 
-def test_problems_are_told_before_anything_is_planned(client: TestClient) -> None:
-    answer = client.post("/api/plan", json={"flags": {"max_steps": "x", "seed": "-1"}}).json()
-    assert len(answer["problems"]) == 2 and answer["exit_code"] == 2
-
-
-def test_the_browser_is_answered_in_its_language(client: TestClient) -> None:
-    for language, word in (("en", "whole number"), ("zh", "整数")):
-        told = client.post(
-            "/api/plan", json={"flags": {"max_steps": "x"}}, headers={"Accept-Language": language}
-        ).json()
-        assert word in told["problems"][0]
+@pytest.mark.parametrize(("language", "word"), [("en", "whole number"), ("zh", "整数")])
+def test_problems_come_before_a_plan_in_the_language_of_the_browser(
+    client: TestClient, language: str, word: str
+) -> None:
+    flags = {"max_steps": "x", "seed": "-1"}
+    answer = client.post("/api/plan", json={"flags": flags}, headers={"Accept-Language": language}).json()
+    assert len(answer["problems"]) == 2 and answer["exit_code"] == 2 and word in answer["problems"][0]
 
 
 def test_a_data_file_is_previewed(client: TestClient, tmp_path: Path) -> None:
     rows = [{"prompt": "what", "response": "that"}, {"prompt": "a longer one", "response": "b"}]
     (tmp_path / "files" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "broken\n")
-    found = client.get("/api/preview", params={"file": "a.jsonl"}).json()
-    assert found["task"] == "pairs" and found["rows"][0] == ["what", "that"] and found["broken"] == 1
-    assert found["lengths"]["prompt"] | {"bars": 0} == {"median": 8, "longest": 12, "bars": 0, "bar": 1}
+    preview = client.get("/api/preview", params={"file": "a.jsonl"}).json()
+    assert preview["task"] == "pairs" and preview["rows"][0] == ["what", "that"] and preview["broken"] == 1
+    assert preview["lengths"]["prompt"] | {"bars": 0} == {"median": 8, "longest": 12, "bars": 0, "bar": 1}
 
 
 def test_models_are_those_of_runs_and_checkpoints(client: TestClient, tmp_path: Path) -> None:
@@ -186,17 +180,17 @@ def test_models_are_those_of_runs_and_checkpoints(client: TestClient, tmp_path: 
         if sys.platform == "linux" or "caf" not in file:
             (tmp_path / "models" / file).parent.mkdir(parents=True)
             (tmp_path / "models" / file).write_bytes(b"12")
-    found = {model["name"]: model for model in client.get("/api/models").json()["models"]}
-    assert set(found) == {"one", "one/checkpoints/step_00000005", "adapted"}
-    assert found["adapted"]["is_adapter"] and found["one/checkpoints/step_00000005"]["is_checkpoint"]
+    models = {model["name"]: model for model in client.get("/api/models").json()["models"]}
+    assert set(models) == {"one", "one/checkpoints/step_00000005", "adapted"}
+    assert models["adapted"]["is_adapter"] and models["one/checkpoints/step_00000005"]["is_checkpoint"]
 
 
 def test_runs_are_compared(board: Board, client: TestClient) -> None:
     for name, loss in (("a", 1.0), ("b", 2.0)):
         write(board.folders, name, start(max_steps=int(loss)), step(1, loss))
-    told = client.get("/api/compare?name=a&name=b").json()
-    assert [told["runs"][name]["series"]["loss"]["mean"][1] for name in "ab"] == [1.0, 2.0]
-    assert told["differ"] == {"max_steps": [1, 2]}
+    content = client.get("/api/compare?name=a&name=b").json()
+    assert [content["runs"][name]["series"]["loss"]["mean"][1] for name in "ab"] == [1.0, 2.0]
+    assert content["differ"] == {"max_steps": [1, 2]}
 
 
 def keys_of(language: str) -> dict[str, str]:
@@ -208,18 +202,15 @@ def keys_of(language: str) -> dict[str, str]:
     }
 
 
-def test_both_languages_have_all_words_with_the_same_gaps() -> None:
-    english, chinese = keys_of("en"), keys_of("zh")
+def test_both_languages_have_all_words_that_are_used_with_the_same_gaps() -> None:
+    english = keys_of("en")
+    chinese = keys_of("zh")
     assert set(english) == set(chinese) and len(english) > 200
     for key, text in english.items():
         assert set(re.findall(r"\{(\w+)\}", text)) == set(re.findall(r"\{(\w+)\}", chinese[key])), key
-
-
-def test_every_word_that_is_used_exists() -> None:
-    known = keys_of("en")
     for path in STATIC.glob("*.js"):
-        used = set(re.findall(r'\bt\("([^"]+)"[,)]', path.read_text(encoding="utf8")))
-        assert used <= set(known), f"{path.name}: {used - set(known)}"
+        keys = set(re.findall(r'\bt\("([^"]+)"[,)]', path.read_text(encoding="utf8")))
+        assert keys <= set(english), f"{path.name}: {keys - set(english)}"
 
 
 def test_the_page_never_loads_what_training_needs() -> None:

@@ -1,4 +1,4 @@
-"""How a run stands, told from its files alone; and the command that lists and deletes."""
+"""How a run stands, by its files alone; and the command that lists and deletes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def launch(where: Folders, name: str = "one", **more: Any) -> None:
     (where.log_dir / name / "launch.json").write_text(json.dumps(record))
 
 
-def own(where: Folders, name: str = "one", **more: Any) -> None:
-    """Have this process train a run, as its lock says."""
-    (where.output_dir / name).mkdir(exist_ok=True)
-    owner = {"process": os.getpid(), "host": platform.node(), "started": BEGAN, **more}
-    (where.output_dir / name / "owner.json").write_text(json.dumps(owner))
+def save(where: Folders, file: str, content: dict[str, Any]) -> None:
+    """Write a file of the run's model folder."""
+    path = where.output_dir / "one" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
@@ -51,48 +51,58 @@ def own(where: Folders, name: str = "one", **more: Any) -> None:
     [
         ({}, 29, "running"),
         ({"process": GONE}, 31, "died"),
-        ({}, 31, "paused"),  # its process is halted
-        ({"host": "elsewhere"}, 31, "died"),  # only its signs tell
-        ({"time": BEGAN - 1000, "started": BEGAN - 2000}, 10, "died"),  # another has its number by now
-        ({"time": BEGAN + 3600, "process": GONE}, 0, "died"),  # a clock that was ahead
-        ({"time": BEGAN + 29, "process": GONE}, 0, "running"),  # clocks of two machines differ a little
+        ({}, 31, "paused"),  # Its process is halted.
+        ({"host": "elsewhere"}, 31, "died"),  # Of another machine, only its signs are known.
+        ({"time": BEGAN - 1000, "started": BEGAN - 2000}, 10, "died"),  # Another process has its number by now.
+        ({"time": BEGAN + 3600, "process": GONE}, 0, "died"),  # A clock was ahead.
+        ({"time": BEGAN + 29, "process": GONE}, 0, "running"),  # Clocks of two machines differ a little.
         ({"state": "failed", "reason": "why"}, 9999, "failed"),
     ],
 )
-def test_the_last_sign_of_life_tells(where: Folders, facts: dict[str, Any], later: int, expected: str) -> None:
+def test_the_last_sign_of_life_decides(where: Folders, facts: dict[str, Any], later: int, expected: str) -> None:
     beat(where, "one", **facts)
-    found = run_facts(where, "one", BEGAN + later)
-    assert (found["state"], found["reason"]) == (expected, facts.get("reason", ""))
+    run = run_facts(where, "one", BEGAN + later)
+    assert (run["state"], run["reason"]) == (expected, facts.get("reason", ""))
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="Windows has no zombies")
 def test_a_process_that_waits_for_its_parent_is_dead_at_once(where: Folders) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+    with subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         beat(where, "one", process=ended.pid)
         assert state(where, now=BEGAN + 1) == "died"
 
 
-def test_without_a_sign_of_life_its_events_tell(where: Folders) -> None:
-    write(where, "one", start(), step(5))
-    assert state(where) == "stopped"
-    write(where, "one", start(), step(5), {"event": "end", "step": 5})
-    assert state(where) == "done"
-    write(where, "one", start(), {"event": "failed", "step": 0, "reason": "why"})
-    assert (state(where), run_facts(where, "one", BEGAN)["reason"]) == ("failed", "why")
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([step(5)], ("stopped", "")),
+        ([step(5), {"event": "end", "step": 5}], ("done", "")),
+        ([{"event": "failed", "step": 0, "reason": "why"}], ("failed", "why")),
+        ([{"event": "end", "step": 5}, start()], ("stopped", "")),
+    ],
+)
+def test_without_a_sign_of_life_its_events_decide(
+    where: Folders, events: list[dict[str, Any]], expected: tuple[str, str]
+) -> None:
+    write(where, "one", start(), *events)
+    run = run_facts(where, "one", BEGAN + 10)
+    assert (run["state"], run["reason"]) == expected
 
 
-def test_the_best_evaluation_is_that_of_the_metric_that_decides(where: Folders) -> None:
-    state = where.output_dir / "one" / "checkpoints" / "latest" / "state"
-    state.mkdir(parents=True)
-    told = [("bleu", 12.5, (12.5, 3)), ("bleu", 7.0, (9.0, 5)), ("news/loss", 12.5, (9.0, 5))]
-    for metric, kept, expected in told:
-        begin = start()
-        begin["settings"]["metric_for_best"] = metric
-        write(where, "one", begin, step(5), {"event": "eval", "step": 5, "loss": 2.0, metric: 9.0})
-        (state / "training.json").write_text(json.dumps({"best_metric": {"metric": metric, "value": kept, "step": 3}}))
-        found = run_facts(where, "one")
-        assert (found["metric"], found["best_score"], found["best_step"]) == (metric, *expected)
+@pytest.mark.parametrize(
+    ("metric", "saved", "expected"), [("bleu", 12.5, (12.5, 3)), ("bleu", 7.0, (9.0, 5)), ("news/loss", 12.5, (9.0, 5))]
+)
+def test_the_best_evaluation_is_that_of_the_metric_that_decides(
+    where: Folders, metric: str, saved: float, expected: tuple[float, int]
+) -> None:
+    begin = start()
+    begin["settings"]["metric_for_best"] = metric
+    write(where, "one", begin, step(5), {"event": "eval", "step": 5, "loss": 2.0, metric: 9.0})
+    best = {"metric": metric, "value": saved, "step": 3}
+    save(where, "checkpoints/latest/state/training.json", {"best_metric": best})
+    run = run_facts(where, "one")
+    assert (run["metric"], run["best_score"], run["best_step"]) == (metric, *expected)
 
 
 @pytest.mark.parametrize(
@@ -101,26 +111,25 @@ def test_the_best_evaluation_is_that_of_the_metric_that_decides(where: Folders) 
         ({"why": "other"}, "waiting"),
         ({"refused": "too large"}, "failed"),
         ({"process": os.getpid()}, "starting"),
-        ({"process": os.getpid(), "begun": BEGAN - 1000}, "failed"),  # another has its number by now
-        *(
-            ({"process": GONE, "exit_code": code}, told)
-            for code, told in ((2, "failed"), (130, "stopped"), (0, "done"))
-        ),
+        ({"process": os.getpid(), "begun": BEGAN - 1000}, "failed"),  # Another process has its number by now.
+        ({"process": GONE, "exit_code": 2}, "failed"),
+        ({"process": GONE, "exit_code": 130}, "stopped"),
+        ({"process": GONE, "exit_code": 0}, "done"),
     ],
 )
-def test_before_its_first_sign_what_was_asked_for_tells(where: Folders, facts: dict[str, Any], expected: str) -> None:
-    beat(where, "one", "stopped")  # of an earlier part
+def test_before_its_first_sign_the_launch_decides(where: Folders, facts: dict[str, Any], expected: str) -> None:
+    beat(where, "one", "stopped")  # It is of an earlier part.
     launch(where, **facts)
     (where.log_dir / "one" / "console.log").write_text("train: 1 problem\n  --x, is wrong\n")
-    found = run_facts(where, "one")
-    assert found["state"] == expected
+    run = run_facts(where, "one")
+    assert run["state"] == expected
     if "exit_code" in facts or "begun" in facts:
-        assert ("--x, is wrong" in found["reason"]) == (expected != "done")
+        assert ("--x, is wrong" in run["reason"]) == (expected != "done")
     beat(where, "one", started=BEGAN + 2, time=BEGAN + 2)
     assert state(where) == "running"
 
 
-def test_one_that_has_told_nothing_yet_is_what_was_asked_for(where: Folders) -> None:
+def test_a_run_without_events_is_what_was_asked_for(where: Folders) -> None:
     launch(where, flags={"train_file": "a.jsonl", "model_preset": "t5-small", "is_finetune": "True", "objective": 5})
     facts = run_facts(where, "one")
     assert (facts["model"], facts["data"], facts["kind"]) == ("t5-small", "a.jsonl", "finetune")
@@ -138,22 +147,21 @@ def test_one_that_prepares_is_listed_by_its_sign_of_life_alone(where: Folders) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "data", "learns"),
+    ("kind", "objective", "data", "learns"),
     [
-        ("pretrain", {"objective": "span"}, "a.txt", "text"),
-        ("pretrain", {"objective": "pairs"}, "a.jsonl", "answers"),
-        ("pretrain", {}, "a.jsonl", ""),
-        ("pretrain", {}, None, "text"),
-        ("dpo", {"objective": "preferences"}, "a.jsonl", "preferences"),
+        ("pretrain", "span", "a.txt", "text"),
+        ("pretrain", "pairs", "a.jsonl", "answers"),
+        ("pretrain", "", "a.jsonl", ""),
+        ("pretrain", "", None, "text"),
+        ("dpo", "preferences", "a.jsonl", "preferences"),
     ],
 )
 def test_what_a_run_learns_follows_from_its_rows(
-    where: Folders, kind: str, told: dict[str, str], data: str | None, learns: str
+    where: Folders, kind: str, objective: str, data: str | None, learns: str
 ) -> None:
     beat(where, "one", "starting", kind=kind, data=data, objective="auto")
-    if told:
-        (where.output_dir / "one").mkdir()
-        (where.output_dir / "one" / "run.json").write_text(json.dumps({"kind": kind, **told}))
+    if objective:
+        save(where, "run.json", {"kind": kind, "objective": objective})
     facts = run_facts(where, "one", BEGAN + 1)
     assert (facts["kind"], facts["learns"]) == (kind, learns)
 
@@ -167,25 +175,27 @@ def test_a_run_hears_wishes_from_its_own_first_sign_on(where: Folders) -> None:
 
 
 def test_figures_come_from_the_end_of_a_long_file(where: Folders) -> None:
-    write(where, "one", start(5000), *(step(n, 1 / n) for n in range(1, 3001)), step(3001, None))
-    beat(where, "one", time=BEGAN + 3000, max_steps=5000, seconds_left=60.0)
-    facts = run_facts(where, "one", BEGAN + 3001)
-    assert (facts["step"], facts["max_steps"], facts["loss"]) == (3001, 5000, 1 / 3000) and not facts["loss_is_number"]
+    write(where, "one", start(5000), *(step(n, 1 / n) for n in range(1, 1001)), step(1001, None))
+    beat(where, "one", time=BEGAN + 1000, max_steps=5000, seconds_left=60.0)
+    facts = run_facts(where, "one", BEGAN + 1001)
+    assert (facts["step"], facts["max_steps"], facts["loss"]) == (1001, 5000, 1 / 1000) and not facts["loss_is_number"]
     assert facts["model"] == "tiny" and facts["peak_bytes"] == 1500 and facts["budget_bytes"] == 4000
-    assert (facts["seconds_left"], facts["ends"], facts["tokens_per_second"]) == (60.0, BEGAN + 3060, 100.0)
+    assert (facts["seconds_left"], facts["ends"], facts["tokens_per_second"]) == (60.0, BEGAN + 1060, 100.0)
+
+
+BEAT = {"state": "running", "time": 5.0, "max_steps": 10, "started": 1.0, "seconds_left": 5, "doing": {}}
+LAUNCH = {"command": "train", "flags": {}, "asked": 3.0, "process": 9, "planned_peak_bytes": 7}
+END = {"event": "end", "time": 1.0, "step": 3, "measured_peak_bytes": 5, "best_eval_loss": 1.0}
 
 
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        (
-            "heartbeat.json",
-            {"state": "running", "time": 5.0, "max_steps": 10, "started": 1.0, "seconds_left": 5, "doing": {}},
-        ),
-        ("launch.json", {"command": "train", "flags": {}, "asked": 3.0, "process": 9, "planned_peak_bytes": 7}),
+        ("heartbeat.json", BEAT),
+        ("launch.json", LAUNCH),
         ("metrics.jsonl", step(1)),
         ("metrics.jsonl", {"event": "start", "time": 1.0, "settings": {"max_steps": 5}}),
-        ("metrics.jsonl", {"event": "end", "time": 1.0, "step": 3, "measured_peak_bytes": 5, "best_eval_loss": 1.0}),
+        ("metrics.jsonl", END),
     ],
 )
 def test_a_run_with_odd_values_hides_no_other(where: Folders, file: str, content: dict[str, Any]) -> None:
@@ -200,19 +210,20 @@ def test_a_run_with_odd_values_hides_no_other(where: Folders, file: str, content
 
 
 def test_those_that_live_come_first(where: Folders) -> None:
-    for name, told, began in (("a", "done", 9), ("b", "running", 1), ("c", "done", 5)):
-        beat(where, name, told, time=BEGAN, started=BEGAN + began)
+    for name, last_state, began in (("a", "done", 9), ("b", "running", 1), ("c", "done", 5)):
+        beat(where, name, last_state, started=BEGAN + began)
     assert [run["name"] for run in list_runs(where, BEGAN + 1)] == ["b", "a", "c"]
 
 
 def test_a_deleted_run_is_gone_and_one_that_lives_stays(where: Folders) -> None:
+    owner = {"process": os.getpid(), "host": platform.node(), "started": BEGAN}
     write(where, "one", step(1))
     beat(where, "one", time=2e10)
-    own(where)
+    save(where, "owner.json", owner)
     assert "stop it first" in delete_run(where, "one") and (where.output_dir / "one").is_dir()
     beat(where, "one", "done")
     assert f"process {os.getpid()} trains one" in delete_run(where, "one"), "its logs may lie elsewhere"
-    own(where, started=BEGAN - 2000)  # another has its number by now
+    save(where, "owner.json", {**owner, "started": BEGAN - 2000})  # Another process has its number by now.
     assert delete_run(where, "one") == ""
     assert not (where.output_dir / "one").exists() and not (where.log_dir / "one").exists()
 
@@ -265,12 +276,9 @@ def test_the_command_lists_runs(
     assert "ends about" in head and running.endswith(ends) and len(old) <= head.index("ends about")
     commands.runs(config_of(where, json="True"))
     assert json.loads(capsys.readouterr().out)[0]["name"] == "训练"
-
-
-def test_a_file_in_the_place_of_the_runs_is_told(where: Folders, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (where.data_dir / "file").write_text("")
     with pytest.raises(UserError, match="--log_dir"):
-        commands.runs(config_of(where, log_dir=str(tmp_path / "file")))
+        commands.runs(config_of(where, log_dir=str(where.data_dir / "file")))
 
 
 def test_the_command_deletes_only_after_a_question(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         choices += [{'delta': {'content': said}, 'finish_reason': None}, {'delta': {}, 'finish_reason': end}]
         self.send(''.join('data: ' + json.dumps({'choices': [choice]}) + '\\n\\n' for choice in choices))
         if text == 'long':
-            self.rfile.read(1)  # until the page leaves
+            self.rfile.read(1)  # It waits until the page leaves.
         self.send('data: [DONE]\\n\\n')
 
 server = ThreadingHTTPServer((flags['host'], 0), Handler)
@@ -101,19 +101,19 @@ def processes(talks: Talks) -> dict[str, int]:
     return {folder.name: server.child.pid for folder, server in talks.servers.items()}
 
 
-def asked(talks: Talks, text: str, model: str = "one", turns: int = 0) -> Any:
+def answer_of(talks: Talks, text: str, model: str = "one", turns: int = 0) -> Any:
     return talks.answer(model, [{"role": "user", "content": text}] * (2 * turns + 1))
 
 
 async def ask(talks: Talks, text: str, model: str = "one", turns: int = 0) -> list[dict[str, Any]]:
     """What is said to a question, without empty pieces."""
-    return [record async for record in asked(talks, text, model, turns) if record != {"piece": ""}]
+    return [record async for record in answer_of(talks, text, model, turns) if record != {"piece": ""}]
 
 
 @asynccontextmanager
 async def long_answer(talks: Talks, model: str) -> AsyncIterator[None]:
     """Inside, a model is answering."""
-    answer = asked(talks, "long", model)
+    answer = answer_of(talks, "long", model)
     while (await anext(answer)) != {"piece": "1 long"}:
         pass
     try:
@@ -140,48 +140,29 @@ def test_answers_come_from_one_process_as_long_as_it_is_there(tmp_path: Path) ->
     talking(tmp_path, go)
 
 
-def test_labels_are_passed_on_as_they_are(tmp_path: Path) -> None:
-    async def go(talks: Talks) -> None:
-        assert (await ask(talks, "good", "labels"))[1:] == [{"index": 0, "label": "good"}]
-
-    talking(tmp_path, go)
-
-
-def test_a_conversation_that_is_too_long_for_a_request_loses_its_oldest_turns(tmp_path: Path) -> None:
+def test_labels_long_conversations_and_models_that_cannot_be_loaded(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "问" * 20_000}, {"role": "assistant", "content": "答" * 1000}]
     question = {"role": "user", "content": "?"}
 
     async def go(talks: Talks) -> None:
+        assert (await ask(talks, "good", "labels"))[1:] == [{"index": 0, "label": "good"}], "as they are"
         answer = [record async for record in talks.answer("one", [*turns * 50, question])]
-        assert {"piece": "5 ?"} in answer
-
-    talking(tmp_path, go)
-
-
-def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
-    async def go(talks: Talks) -> None:
+        assert {"piece": "5 ?"} in answer, "the oldest turns are not sent"
         assert await ask(talks, "x", "large") == [{"loading": True}, {"problem": "does not fit\n" + 300 * "."}]
 
     talking(tmp_path, go)
 
 
-def test_an_answer_that_nobody_waits_for_is_ended_and_the_model_stays(tmp_path: Path) -> None:
+def test_models_that_answer_are_not_ended_for_another_and_outlive_a_reader_that_leaves(tmp_path: Path) -> None:
     async def go(talks: Talks) -> None:
         async with long_answer(talks, "one"):
             before = processes(talks)
-        assert await ask(talks, "short") == [{"piece": "1 short"}, {"is_cut": False}]
-        assert processes(talks) == before
-
-    talking(tmp_path, go)
-
-
-def test_models_that_answer_are_not_ended_for_another(tmp_path: Path) -> None:
-    async def go(talks: Talks) -> None:
-        async with long_answer(talks, "one"):
             async with long_answer(talks, "two"):
                 assert await ask(talks, "short", "three") == [{"problem": BUSY}]
             assert len(await ask(talks, "short", "three")) == 3
             assert set(processes(talks)) == {"one", "three"}
+        assert await ask(talks, "short") == [{"piece": "1 short"}, {"is_cut": False}]
+        assert processes(talks)["one"] == before["one"]
 
     talking(tmp_path, go)
 
@@ -189,8 +170,7 @@ def test_models_that_answer_are_not_ended_for_another(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 def test_a_model_ends_with_its_page(tmp_path: Path) -> None:
     """Also where the page is killed: the system closes what the model's process reads."""
-    os.mkfifo(tmp_path / "pipe")  # settings that never come
-
+    os.mkfifo(tmp_path / "pipe")  # The settings never come.
     with subprocess.Popen(SERVE, cwd=tmp_path, stdin=subprocess.PIPE) as child:
         assert child.stdin is not None
         child.stdin.write(json.dumps([f"--config={tmp_path / 'pipe'}"]).encode() + b"\n")
@@ -208,7 +188,9 @@ def test_a_model_ends_with_its_page(tmp_path: Path) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param({"head": "sequence", "labels": "regression"}, {"index", "number"}, marks=pytest.mark.slow),
-        ({"head": "token", "labels": "C,E,H"}, {"index", "labels", "probabilities"}),
+        pytest.param(
+            {"head": "token", "labels": "C,E,H"}, {"index", "labels", "probabilities"}, marks=pytest.mark.slow
+        ),
         pytest.param({"head": "none"}, {"index", "object", "embedding"}, marks=pytest.mark.slow),
     ],
 )

@@ -1,9 +1,10 @@
 """Public reports about other programs, tried on this one: where each comes from, what breaks there, and what is right.
 
-`REPORTS` and `SLOW` are the table. A row's source is a repository and a number, an issue unless it says PR. Its input
-is made here: tiny random models as transformers saves them, adapters as PEFT saves them, files of a few rows. What is
-right comes from the program that defines the format (transformers, PEFT, datasets, pyarrow, gguf, onnxruntime, the csv
-module), or from what the file itself says; where it can only be refused, the refusal names what is wrong.
+`REPORTS` and `SLOW` are the table. Each row names a repository and a number, an issue unless it says PR, then what
+breaks there, and after the dash what is right here. Its input is made here: tiny random models as transformers saves
+them, adapters as PEFT saves them, files of a few rows. What is right comes from the program that defines the format
+(transformers, PEFT, datasets, pyarrow, gguf, onnxruntime, the csv module), or from what the file itself says; where it
+can only be refused, the refusal names what is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,9 @@ Check = Callable[[Path], None]
 Tensors = dict[str, Tensor]
 Rows = list[tuple[str, str]]
 PAIRS: Rows = [("a", "b"), ("c", "d")]
-IDS, LABELS = torch.tensor([[5, 9, 33, 7, 1]]), torch.tensor([[8, 12, 4, 1]])
-SIZE = 384  # of the tokenizer of bytes
+IDS = torch.tensor([[5, 9, 33, 7, 1]])
+LABELS = torch.tensor([[8, 12, 4, 1]])
+SIZE = 384  # ids of the tokenizer of bytes
 
 
 # --- models, as transformers saves them
@@ -65,7 +66,7 @@ def library() -> Any:
     return transformers
 
 
-def made(folder: Path, kind: str = "T5ForConditionalGeneration", seed: int = 0, **fields: Any) -> Any:
+def save_model(folder: Path, kind: str = "T5ForConditionalGeneration", seed: int = 0, **fields: Any) -> Any:
     """A model of random weights, large enough that its answers differ, in a folder with a tokenizer."""
     family = kind.partition("5")[0] + "5Config"
     shape = {
@@ -100,7 +101,7 @@ def spelling() -> Tokenizer:
 def base() -> Path:
     """The folder that most rows begin with."""
     folder = Path(tempfile.mkdtemp(prefix="reports-")) / "base"
-    made(folder)
+    save_model(folder)
     return folder
 
 
@@ -136,8 +137,8 @@ def ours(folder: Path) -> Tensor:
         return model.logits(IDS, torch.cat([torch.zeros_like(LABELS[:, :1]), LABELS[:, :-1]], 1))
 
 
-def same(left: Tensor, right: Tensor, far: float = 1e-4) -> None:
-    torch.testing.assert_close(left.flatten(), right.flatten(), rtol=0, atol=far)
+def same(ours: Tensor, right: Tensor, far: float = 1e-4) -> None:
+    torch.testing.assert_close(ours.flatten(), right.flatten(), rtol=0, atol=far)
 
 
 def named(prefix: str) -> Check:
@@ -163,15 +164,15 @@ def refused(words: str, change: Callable[[Tensors], Tensors] = dict, **fields: A
 def indexed(folder: Path, tensors: Tensors, present: bool) -> None:
     """Two shards and their index; `present`: whether the shards are there."""
     names = sorted(tensors)
-    places = {name: f"model-0000{1 + (number % 2)}-of-00002.safetensors" for number, name in enumerate(names)}
-    for file in set(places.values()) if present else ():
-        save_file({name: tensors[name] for name in names if places[name] == file}, folder / file, {"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    shards = {name: f"model-0000{1 + (number % 2)}-of-00002.safetensors" for number, name in enumerate(names)}
+    for file in set(shards.values()) if present else ():
+        save_file({name: tensors[name] for name in names if shards[name] == file}, folder / file, {"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
 
 
 def beside_an_old_index(present: bool) -> Check:
     def check(folder: Path) -> None:
-        made(folder / "old", seed=9)
+        save_model(folder / "old", seed=9)
         mixed = spoilt(folder / "m")
         indexed(mixed, load_file(folder / "old" / "model.safetensors"), present)
         same(ours(mixed), theirs(mixed))
@@ -187,7 +188,7 @@ def narrow_weights(folder: Path) -> None:
 
 def without_a_head(folder: Path) -> None:
     for kind in ("UMT5Model", "T5Model"):
-        made(folder / kind, kind)
+        save_model(folder / kind, kind)
         path = folder / kind / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": False}))
         with pytest.raises(UserError, match=r"lacks 1 tensor of the model \(lm_head\.weight\)"):
@@ -195,12 +196,13 @@ def without_a_head(folder: Path) -> None:
 
 
 def without_a_decoder(folder: Path) -> None:
-    made(folder / "m", "T5EncoderModel")
+    save_model(folder / "m", "T5EncoderModel")
     assert hf_format.load(folder / "m").config.num_decoder_layers == 0
 
 
 def in_the_hub_cache(folder: Path) -> None:
-    blobs, snapshot = folder / "models--a--b" / "blobs", folder / "models--a--b" / "snapshots" / "c0ffee"
+    blobs = folder / "models--a--b" / "blobs"
+    snapshot = folder / "models--a--b" / "snapshots" / "c0ffee"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
     pq.write_table(pa.table({"prompt": ["a", "c"], "response": ["b", "d"]}), folder / "train.parquet")
@@ -238,7 +240,8 @@ def adapted(
                 parameter.copy_(parameter.to(dtype or parameter.dtype))
     model.peft_config["default"].base_model_name_or_path = str(base())
     model.save_pretrained(folder)
-    path, file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    path = folder / "adapter_config.json"
+    file = folder / "adapter_model.safetensors"
     path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
     tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in load_file(file).items()}
     save_file({name: tensor.clone() for name, tensor in change(tensors).items()}, file)
@@ -301,7 +304,7 @@ def merges_in_pairs(folder: Path) -> None:
     written = json.loads(path.read_text())
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in written["model"]["merges"]]
     written["model"]["merges"] = pairs
-    made(folder / "m", vocab_size=512)
+    save_model(folder / "m", vocab_size=512)
     path.write_text(json.dumps(written))
     (file,) = exported(folder / "m", "gguf").glob("*.gguf")
     assert GGUFReader(file).fields["tokenizer.ggml.merges"].contents() == [" ".join(pair) for pair in pairs]
@@ -381,288 +384,121 @@ def schedules(folder: Path) -> None:
                 assert rates[warmup - 1] == 1.0
 
 
-def told(folder: Path, *words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """A command line: its exit code and what it says."""
-    command = [sys.executable, str(ROOT / "train_low_mem.py"), *words]
-    ran = subprocess.run(command, cwd=folder, env={**os.environ, **(env or {})}, capture_output=True, text=True)
-    return ran.returncode, ran.stdout + ran.stderr
-
-
-def of_unlike_lengths(folder: Path) -> Rows:
-    rows = [("w" * (1 + n % 5), "v" * (1 + (n * n) % 23)) for n in range(8)]
-    (folder / "a.jsonl").write_bytes(lines(rows))
-    return rows
-
-
 def launched_otherwise(folder: Path) -> None:
-    of_unlike_lengths(folder)
-    words = ("train", "--is_finetune=True", f"--finetune_from={base()}", "--train_file=a.jsonl")
+    (folder / "a.jsonl").write_bytes(lines(PAIRS))
+    command = [sys.executable, str(ROOT / "train_low_mem.py"), "train", "--is_finetune=True", "--train_file=a.jsonl"]
     for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"):
-        code, text = told(folder, *words, env={name: "true"})
-        assert code == 2 and f"{name} = true, is another engine's" in text and "Traceback" not in text
+        done = subprocess.run(
+            [*command, f"--finetune_from={base()}"],
+            cwd=folder,
+            env={**os.environ, name: "true"},
+            capture_output=True,
+            text=True,
+        )
+        screen = done.stdout + done.stderr
+        assert done.returncode == 2 and f"{name} = true, is another engine's" in screen and "Traceback" not in screen
 
 
 # --- the table
 
 
-@dataclass(frozen=True)
-class Report:
-    """One row.
-
-    Args:
-        source: repository and number. breaks: what goes wrong there. right: where the right value comes from.
-        check: makes the input in a folder and looks.
-    """
-
-    source: str
-    breaks: str
-    right: str
-    check: Check
+def missing_blocks(tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if "decoder.block.1" not in name}
 
 
+def with_table(tensors: Tensors) -> Tensors:
+    return {**tensors, "base_model.model.shared.weight": torch.zeros(400, 32)}
+
+
+FRAMES = {
+    "0.jsonl.zst": packed(zstd),
+    "1.jsonl.gz": packed(gzip.compress),
+    "2.jsonl.xz": packed(lzma.compress),
+}
 STRINGS = ["a", "c"], ["b", "d"]
-# what imports transformers or PEFT, or starts runs
-SLOW = [
-    # checkpoints
-    Report(
-        "pytorch/pytorch 149894",
-        "torch.compile renames tensors: keys missing, or random weights",
-        "the model that was compiled",
-        named("_orig_mod.*"),
+NULLS = ["a", "c", None], ["b", "d", "b"]
+VIEWS = pa.table([pa.array(cells, pa.string_view()) for cells in STRINGS], ["prompt", "response"])
+DICTIONARIES = pa.table([pa.array(cells).dictionary_encode() for cells in NULLS], ["prompt", "response"])
+LATER_TABLE = {
+    "0.jsonl": b'{"prompt": "a", "response": "b", "t": []}\n',
+    "1.jsonl": b'{"prompt": "c", "response": "d", "t": [{"i": 1}]}',
+}
+HALF_PAIR = b'{"prompt": "\\ud83c\\udf78", "response": "b"}\n{"prompt": "\\ud83c", "response": "d"}\n'
+NOT_A_NUMBER = b'{"prompt": "a", "response": "b", "s": NaN}\n{"prompt": "c", "response": NaN}\n'
+# These import transformers or PEFT, or start runs.
+SLOW: dict[str, Check] = {
+    "pytorch/pytorch 149894: torch.compile renames tensors - the model that was compiled": named("_orig_mod.*"),
+    "AlmondGod/tinyworlds PR 13: compiled under DDP - the model within": named("_orig_mod.module.*"),
+    "huggingface/peft PR 2681: FSDP's words in the names - the model within": named("_fsdp_wrapped_module.*"),
+    "Blaizzy/mlx-vlm PR 638: the source's index beside converted weights - one file first": beside_an_old_index(True),
+    "Blaizzy/mlx-vlm PR 1827: an index names replaced shards - one file first": beside_an_old_index(False),
+    "huggingface/diffusers PR 10604: fp8 matrices beside fp32 norms - widened": narrow_weights,
+    "ggml-org/llama.cpp PR 17159: google/umt5-xl is a UMT5Model, without a head - refused": without_a_head,
+    "huggingface/transformers 42460: sentence-t5 holds an encoder alone - an encoder": without_a_decoder,
+    "robertknight/rten 1334: the hub's cache links to blobs without an ending - read": in_the_hub_cache,
+    "unslothai/unsloth 1757: weights that bitsandbytes has packed are converted as if plain - refused": refused(
+        "quantization_config", in_eight_bits, quantization_config={"quant_method": "bitsandbytes"}
     ),
-    Report(
-        "AlmondGod/tinyworlds PR 13",
-        "checkpoints of a compiled model under DDP do not load again",
-        "the model within",
-        named("_orig_mod.module.*"),
+    "oobabooga/textgen 6819: settings of a newer PEFT, all null, stop the loading - merged as by PEFT": merges(
+        trainable_token_indices=None, a_newer_setting=None, lora_bias=False
     ),
-    Report(
-        "huggingface/peft PR 2681",
-        "FSDP's words stand in the names of tensors",
-        "the model within",
-        named("_fsdp_wrapped_module.*"),
+    "leehack/llamadart 321: aLoRA as a plain adapter - refused, as it acts behind its invocation tokens": unmergeable(
+        "alora_invocation_tokens = .3, 4., is not supported", alora_invocation_tokens=[3, 4]
     ),
-    Report(
-        "Blaizzy/mlx-vlm PR 638",
-        "the index of the source lies beside converted weights",
-        "transformers 5.23: one file goes before an index",
-        beside_an_old_index(True),
+    "huggingface/peft PR 1368: layer_replication, blocks that the base has not - refused": unmergeable(
+        "layer_replication = ", layer_replication=[[0, 2], [1, 2]]
     ),
-    Report(
-        "Blaizzy/mlx-vlm PR 1827",
-        "an index names shards that were replaced by one file",
-        "transformers 5.23",
-        beside_an_old_index(False),
+    "huggingface/peft 2566: tensors of target modules are missing, and only warned of - refused": unmergeable(
+        r"lacks 4 tensors of the modules .*decoder\.block\.1", missing_blocks
     ),
-    Report(
-        "huggingface/diffusers PR 10604",
-        "fp8 matrices beside fp32 norms",
-        "transformers 5.23, widened to fp32",
-        narrow_weights,
+    "huggingface/peft 2415: an adapter holds the resized embedding - refused by name": unmergeable(
+        r"holds tables of tokens .*base_model\.model\.shared\.weight", with_table
     ),
-    Report(
-        "ggml-org/llama.cpp PR 17159",
-        "google/umt5-xl is a UMT5Model, without a head",
-        "config.json: a head of its own, which no file holds",
-        without_a_head,
+    "huggingface/peft 2165: adapters on some blocks of encoder and decoder - merged as by PEFT": merges(
+        form={"layers_to_transform": [1], "layers_pattern": "block"}
     ),
-    Report(
-        "huggingface/transformers 42460",
-        "sentence-t5 holds an encoder alone",
-        "the tensors: no decoder, so an encoder",
-        without_a_decoder,
+    "huggingface/peft PR 1706: adapters stored in bf16 - merged as by PEFT": merges(dtype=torch.bfloat16),
+    "ggml-org/llama.cpp 13722: numbers beyond fp16 become inf in a GGUF - refused": too_large_for_fp16,
+    "ggml-org/llama.cpp 9692: merges in pairs, as tokenizers 0.20 writes them, are lost - kept": merges_in_pairs,
+    "huggingface/trl PR 3351: launched by a configuration for DeepSpeed - refused": launched_otherwise,
+}
+REPORTS: dict[str, Check] = {
+    "huggingface/datasets PR 8397: one empty shard stops all others - read": reads(
+        {"00.jsonl": b"", "01.jsonl": lines(PAIRS), "02.csv": b""}
     ),
-    Report(
-        "robertknight/rten 1334",
-        "the hub's cache links to blobs without an ending",
-        "the files behind the links",
-        in_the_hub_cache,
+    "huggingface/datasets PR 8385: a split without rows is saved without a shard - refused": saved_without_rows,
+    "allenai/open-instruct PR 638: cache-*.arrow of datasets lies beside its data - passed over": caches_of_datasets,
+    "huggingface/datasets PR 4421: bzip2 is not unpacked - read": reads({"a.jsonl.bz2": packed(bz2.compress)}),
+    "facebook/zstd 4569: several frames in one file - all of them": reads(FRAMES, right=PAIRS * 3),
+    "huggingface/datasets 7468: brackets in a folder's name are taken for a pattern - its own name": reads(
+        {"[D_DATA] 数据, x/d[1].jsonl": lines(PAIRS)}, "[D_DATA] 数据, x"
     ),
-    Report(
-        "unslothai/unsloth 1757",
-        "weights that bitsandbytes has packed are converted as if plain",
-        "config.json: quantization_config, refused",
-        refused("quantization_config", in_eight_bits, quantization_config={"quant_method": "bitsandbytes"}),
+    "huggingface/datasets 7092: a column that is [] at first and a table later - each row's own JSON": reads(
+        LATER_TABLE
     ),
-    # adapters
-    Report(
-        "oobabooga/textgen 6819",
-        "settings of a newer PEFT, all null, stop the loading",
-        "PEFT",
-        merges(trainable_token_indices=None, a_newer_setting=None, lora_bias=False),
+    "apache/arrow 45394: one row without a line end is read as nulls - its own JSON": reads(
+        {"a.jsonl": b'{"prompt": "a", "response": "b"}'}, right=PAIRS[:1]
     ),
-    Report(
-        "leehack/llamadart 321",
-        "an aLoRA adapter is used as a plain one",
-        "PEFT PR 2609: it acts behind its invocation tokens alone",
-        unmergeable("alora_invocation_tokens = .3, 4., is not supported", alora_invocation_tokens=[3, 4]),
+    "pola-rs/polars 26435: Parquet of string views - as pyarrow": reads({"a.parquet": VIEWS}),
+    "pola-rs/polars 20017: nulls in a dictionary column - as pyarrow": reads(
+        {"a.parquet": DICTIONARIES}, right=[*PAIRS, ("a.parquet, row 3: prompt is null, not a text",)]
     ),
-    Report(
-        "huggingface/peft PR 1368",
-        "layer_replication: blocks that the base has not",
-        "PEFT: another depth",
-        unmergeable("layer_replication = ", layer_replication=[[0, 2], [1, 2]]),
+    "UKGovernmentBEIS/inspect_ai PR 3802: half of a surrogate pair ends the program - a broken row": reads(
+        {"a.jsonl": HALF_PAIR}, right=[("🍸", "b"), ("a.jsonl, line 2: prompt holds half of a surrogate pair",)]
     ),
-    Report(
-        "huggingface/peft 2566",
-        "tensors of target modules are missing, and only warned of",
-        "adapter_config.json: q and v of every block",
-        unmergeable(
-            r"lacks 4 tensors of the modules .*decoder\.block\.1",
-            lambda t: {name: v for name, v in t.items() if "decoder.block.1" not in name},
-        ),
+    "microsoft/eureka-ml-insights PR 127: NaN in a column stops the reading - a number, and no text": reads(
+        {"a.jsonl": NOT_A_NUMBER}, right=[*PAIRS[:1], ("a.jsonl, line 2: response is float, not a text",)]
     ),
-    Report(
-        "huggingface/peft 2415",
-        "an adapter holds the resized embedding: size mismatch",
-        "PEFT: it replaces the base's, so refused by name",
-        unmergeable(
-            r"holds tables of tokens .*base_model\.model\.shared\.weight",
-            lambda t: {**t, "base_model.model.shared.weight": torch.zeros(400, 32)},
-        ),
-    ),
-    Report(
-        "huggingface/peft 2165",
-        "adapters on some blocks of encoder and decoder",
-        "PEFT",
-        merges(form={"layers_to_transform": [1], "layers_pattern": "block"}),
-    ),
-    Report("huggingface/peft PR 1706", "adapters stored in bf16", "PEFT", merges(dtype=torch.bfloat16)),
-    # exports
-    Report(
-        "ggml-org/llama.cpp 13722",
-        "numbers beyond fp16 become inf in a GGUF",
-        "torch.finfo: refused",
-        too_large_for_fp16,
-    ),
-    Report(
-        "ggml-org/llama.cpp 9692",
-        "merges in pairs, as tokenizers 0.20 writes them, are lost",
-        "gguf's reader, tokenizer.json",
-        merges_in_pairs,
-    ),
-    # training, evaluation, answers
-    Report(
-        "huggingface/trl PR 3351",
-        "launched by a configuration for DeepSpeed: a traceback",
-        "the variable's own name, refused",
-        launched_otherwise,
-    ),
-]
-REPORTS = [
-    # data
-    Report(
-        "huggingface/datasets PR 8397",
-        "one empty shard stops all others",
-        "the other shards",
-        reads({"00.jsonl": b"", "01.jsonl": lines(PAIRS), "02.csv": b""}),
-    ),
-    Report(
-        "huggingface/datasets PR 8385",
-        "a split without rows is saved without a shard",
-        "state.json: no file, told so",
-        saved_without_rows,
-    ),
-    Report(
-        "allenai/open-instruct PR 638",
-        "cache-*.arrow of datasets lies beside its data",
-        "datasets: cleanup_cache_files",
-        caches_of_datasets,
-    ),
-    Report(
-        "huggingface/datasets PR 4421", "bzip2 is not unpacked", "bz2", reads({"a.jsonl.bz2": packed(bz2.compress)})
-    ),
-    Report(
-        "facebook/zstd 4569",
-        "several frames in one file",
-        "zstd, gzip and xz: all of them",
-        reads(
-            {
-                f"{n}.jsonl.{end}": packed(how)
-                for n, (end, how) in enumerate((("zst", zstd), ("gz", gzip.compress), ("xz", lzma.compress)))
-            },
-            right=PAIRS * 3,
-        ),
-    ),
-    Report(
-        "huggingface/datasets 7468",
-        "brackets in a folder's name are taken for a pattern",
-        "the folder's own name",
-        reads({"[D_DATA] 数据, x/d[1].jsonl": lines(PAIRS)}, "[D_DATA] 数据, x"),
-    ),
-    Report(
-        "huggingface/datasets 7092",
-        "a column that is null or [] at first and a table later",
-        "each row's own JSON",
-        reads(
-            {
-                "0.jsonl": b'{"prompt": "a", "response": "b", "t": []}\n',
-                "1.jsonl": b'{"prompt": "c", "response": "d", "t": [{"i": 1}]}',
-            }
-        ),
-    ),
-    Report(
-        "apache/arrow 45394",
-        "one row without a line end is read as nulls",
-        "the file's own JSON",
-        reads({"a.jsonl": b'{"prompt": "a", "response": "b"}'}, right=PAIRS[:1]),
-    ),
-    Report(
-        "pola-rs/polars 26435",
-        "Parquet and Arrow of string views",
-        "pyarrow",
-        reads(
-            {"a.parquet": pa.table([pa.array(cells, pa.string_view()) for cells in STRINGS], ["prompt", "response"])}
-        ),
-    ),
-    Report(
-        "pola-rs/polars 20017",
-        "nulls in a dictionary column",
-        "pyarrow",
-        reads(
-            {
-                "a.parquet": pa.table(
-                    [pa.array(cells).dictionary_encode() for cells in (["a", "c", None], ["b", "d", "b"])],
-                    ["prompt", "response"],
-                )
-            },
-            right=[*PAIRS, ("a.parquet, row 3: prompt is null, not a text",)],
-        ),
-    ),
-    Report(
-        "UKGovernmentBEIS/inspect_ai PR 3802",
-        "half of a surrogate pair ends the program",
-        "JSON: a pair is one letter, a half is none",
-        reads(
-            {"a.jsonl": b'{"prompt": "\\ud83c\\udf78", "response": "b"}\n{"prompt": "\\ud83c", "response": "d"}\n'},
-            right=[("🍸", "b"), ("a.jsonl, line 2: prompt holds half of a surrogate pair",)],
-        ),
-    ),
-    Report(
-        "microsoft/eureka-ml-insights PR 127",
-        "NaN in a column stops the reading",
-        "Python's json: a number, and no text",
-        reads(
-            {"a.jsonl": b'{"prompt": "a", "response": "b", "s": NaN}\n{"prompt": "c", "response": NaN}\n'},
-            right=[*PAIRS[:1], ("a.jsonl, line 2: response is float, not a text",)],
-        ),
-    ),
-    # training
-    Report(
-        "PrimeIntellect-ai/prime-rl 968",
-        "a warm-up as long as the run; transformers 34754: a first step at rate 0",
-        "no rate is 0, the peak is reached",
-        schedules,
-    ),
-]
+    "PrimeIntellect-ai/prime-rl 968: a warm-up as long as the run - no rate is 0, the peak is reached": schedules,
+}
 
 
 @pytest.mark.parametrize(
-    "report",
+    "check",
     [
-        *(pytest.param(row, id=row.source) for row in REPORTS),
-        *(pytest.param(row, id=row.source, marks=pytest.mark.slow) for row in SLOW),
+        *(pytest.param(check, id=source) for source, check in REPORTS.items()),
+        *(pytest.param(check, id=source, marks=pytest.mark.slow) for source, check in SLOW.items()),
     ],
 )
-def test_report(report: Report, tmp_path: Path) -> None:
-    report.check(tmp_path)
+def test_report(check: Check, tmp_path: Path) -> None:
+    check(tmp_path)

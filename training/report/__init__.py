@@ -1,4 +1,4 @@
-"""What a user sees of a run: `run_log` has each event heard once by the screen (`progress`), the files (`log_files`),
-`trackers` and callbacks; `summary` is what is shown before and after, `card` what is published, `history` what is drawn
-afterwards. Imports no other room; every other room may import from here.
+"""What a user sees of a run. `run_log` hands each event once to the screen (`progress`), the files (`log_files`),
+`trackers` and callbacks; `run_files` reads them again for the page, `card`, which is published, and `history`, which is
+drawn; `summary` is shown before and after. Imports no other part of `training`; every other part may import from here.
 """

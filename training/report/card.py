@@ -1,15 +1,14 @@
 """The README.md of a published model: what it is, its data, plan, measured peak, time and scores.
 
-Written from the run's own files (`settings.json`, `metrics.jsonl`) when a run ends and when a model is exported. Files
-are told by name, without their folders. A card that its owner has changed is left alone. Nothing is uploaded here: the
-command that would is told.
+Written from the run's own files (`settings.json`, `metrics.jsonl`) when a run ends and when a model is exported. Data
+files stand there by name, without their folders. A card that its owner has changed is left alone. Nothing is uploaded
+here: `push_command` is for the user to type.
 Source: Hugging Face's model cards, YAML between two lines of dashes, then Markdown.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,24 @@ from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 from settings.tasks import MODEL_HEADS, task_for
-from training.report.run_files import METRICS_FILE, OWNER_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
+from training.report.run_files import (
+    EVAL_COUNTS,
+    METRICS_FILE,
+    OWNER_FILE,
+    RUN_FILE,
+    SETTINGS_FILE,
+    EventReader,
+    LatestEvents,
+    Record,
+    read_record,
+)
 from training.report.wording import duration
 
-CARD_FILE, MARK = "README.md", "<!-- written by FrugalT5; remove this line to keep your own words -->"
-# not for others; the last only while the run is alive
+CARD_FILE = "README.md"
+MARK = "<!-- written by FrugalT5; remove this line to keep your own words -->"
+# These files are not for others; the last is there only while the run is alive.
 OWN_FILES = ("checkpoints/*", RUN_FILE, SETTINGS_FILE, OWNER_FILE)
-SHOWN = (
+SHOWN_SETTINGS = (
     "objective",
     "max_seq_len",
     "max_target_len",
@@ -56,8 +66,8 @@ tags:
 
 # {{ name }}
 
-A T5{{ about }}, trained with FrugalT5. The choice of a licence is up to its owner.
-{% if settings %}
+A T5{{ size }}{{ origin }}, trained with FrugalT5. The choice of a licence is up to its owner.
+{% if data %}
 
 ## Data
 
@@ -78,12 +88,14 @@ A T5{{ about }}, trained with FrugalT5. The choice of a licence is up to its own
 
 ## Scores
 
-On {{ "{:,}".format(best.rows) }} held-out rows{% if best.answered_rows %} (scores of answers: {{ "{:,}".format(best.answered_rows) }}){% endif %}, at step {{ best.step }}\
+On {{ "{:,}".format(best.rows) }} held-out rows\
+{% if best.answered_rows %} (scores of answers: {{ "{:,}".format(best.answered_rows) }}){% endif %}\
+, at step {{ best.step }}\
 {% if first_loss is not none %}; loss before training {{ "%.4f" | format(first_loss) }}{% endif %}.
 
 | | |
 |---|---|
-{% for name, value in best.items() if name not in ("event", "step", "rows", "tokens", "answered_rows") and value is number %}
+{% for name, value in best.items() if name not in counts and value is number %}
 | {{ name }} | {{ "%.4f" | format(value) }} |
 {% endfor %}
 {% endif %}
@@ -170,12 +182,13 @@ def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
     path = folder / CARD_FILE
     with suppress(FileNotFoundError):
         try:
-            if MARK not in read_text(path):
-                return False
-        except ValueError:  # no text of ours
+            is_ours = MARK in read_text(path)
+        except ValueError:
+            is_ours = False
+        if not is_ours:
             return False
     has_spiece = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
-    file = next((found.name for found in folder.glob("*.gguf")), "")
+    file = next((path.name for path in folder.glob("*.gguf")), "")
     write_text(path, card(model, form, has_spiece, file))
     return True
 
@@ -184,8 +197,8 @@ def push_command(folder: Path, name: str = "") -> str:
     """The command that uploads a folder, for the user to type; without a name, into one of theirs that is named like
     the folder.
     """
-    left_out = "".join(f" --exclude '{pattern}'" for pattern in OWN_FILES[:-1] if any(folder.glob(pattern)))
-    return f"hf upload {name or f'YOUR_NAME/{shlex.quote(folder.name)}'} {shlex.quote(str(folder))} .{left_out}"
+    exclusions = "".join(f" --exclude '{pattern}'" for pattern in OWN_FILES[:-1] if any(folder.glob(pattern)))
+    return f"hf upload {name or f'YOUR_NAME/{shlex.quote(folder.name)}'} {shlex.quote(str(folder))} .{exclusions}"
 
 
 def card(model: Path, form: str = "transformers", has_spiece: bool = False, file: str = "") -> str:
@@ -197,18 +210,20 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False, file
         model: a run's folder, whose log folder its settings name; of any other folder little is known.
     Memory: one event at a time.
     """
-    from jinja2 import Environment  # no run holds it while it trains
+    from jinja2 import Environment  # It is not held in memory while a run trains.
 
     settings = read_record(model / SETTINGS_FILE)
-    log = Path(str(settings.get("log_dir", "")), model.name, METRICS_FILE)
-    events = _events(log) if settings else {}
-    end = events.get("end", {})
-    files = {role: str(settings.get(f"{role}_file") or "") for role in ("train", "validation")}
-    shape = _shape(model, settings)
-    head, encoder = MODEL_HEADS["text"], ""
-    if shape is not None:
-        head = MODEL_HEADS[shape.head]
-        encoder = "" if head.writes_text else ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape).ending
+    fields = {name: settings[name] for name in vars(T5ModelConfig()) if name in settings}
+    shape = T5ModelConfig(**fields) if fields else None
+    with suppress(UserError):  # The folder of an adapter holds no shape: there the run's settings have it.
+        shape = read_config(model)
+    head = MODEL_HEADS["text" if shape is None else shape.head]
+    encoder = ""
+    if shape is not None and not head.writes_text:
+        encoder = ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape).ending
+    run_facts: dict[str, Any] = {"origin": "", "data": {}, "training": [], "first_loss": None, "best": {}}
+    if settings:
+        run_facts = _of_run(model, settings, "text" if shape is None else shape.head)
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE).render(
         form=form,
@@ -216,75 +231,60 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False, file
         name=model.name,
         has_spiece=has_spiece,
         file=file,
-        about=_about(shape, settings),
-        settings=settings,
+        size="" if shape is None else f" of {weight_counts(shape)['total']:,} weights",
         encoder=encoder,
         task=head.hub_name,
-        data={role: ", ".join(Path(public(part)).name for part in names.split(",")) for role, names in files.items()},
-        training=_training(settings, events),
-        first_loss=end.get("first_eval_loss"),
-        best=end.get("best_evaluation")
-        or events.get("best")
-        or events.get("eval"),  # the log may begin after it: on another machine
+        counts=EVAL_COUNTS,
+        **run_facts,
     )
 
 
-def _shape(model: Path, settings: Mapping[str, Any]) -> T5ModelConfig | None:
-    """The shape of a model; as the run knew it where the folder holds an adapter."""
-    fields = {name: settings[name] for name in vars(T5ModelConfig()) if name in settings}
-    with suppress(UserError):
-        return read_config(model)
-    return T5ModelConfig(**fields) if fields else None
-
-
-def _about(shape: T5ModelConfig | None, settings: Mapping[str, Any]) -> str:
-    """Size, kind and base."""
-    size = "" if shape is None else f" of {weight_counts(shape)['total']:,} weights"
-    if not settings:
-        return size
+def _of_run(model: Path, settings: Record, head: str) -> dict[str, Any]:
+    """What the card tells of a run: its kind and base, data, training, and the scores of what is published."""
     base = settings.get("finetune_from")
     is_new = base in (None, AUTO)
-    kind = "finetuned"
+    origin = "finetuned"
     if not settings.get("is_finetune"):
-        task = task_for(str(settings.get("objective")), "text" if shape is None else shape.head)
-        kind = task.origin(is_new)
-    return f"{size}, {kind}" + ("" if is_new else f" from {Path(str(base)).name}")
-
-
-def _training(settings: Mapping[str, Any], events: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Settings, memory and time. The steps' time is that of all starts; of the last alone where the log is lost."""
-    rows = [(name, settings[name]) for name in SHOWN if settings.get(name) not in (None, AUTO, 0)]
-    end, plan, steps = (events.get(name, {}) for name in ("end", "plan", "steps"))
+        origin = task_for(str(settings.get("objective")), head).origin(is_new)
+    if not is_new:
+        origin += f" from {Path(str(base)).name}"
+    data = {}
+    for role in ("train", "validation"):
+        names = str(settings.get(f"{role}_file") or "").split(",")
+        data[role] = ", ".join(Path(public(name)).name for name in names)
+    training = [(name, settings[name]) for name in SHOWN_SETTINGS if settings.get(name) not in (None, AUTO, 0)]
+    latest = LatestEvents()
+    best: Record = {}
+    first_step = None
+    seconds = 0.0
+    tokens = 0
+    with suppress(OSError, KeyError, TypeError):  # Where somebody else has written the events, those before are shown.
+        for event in EventReader(Path(str(settings.get("log_dir", "")), model.name, METRICS_FILE)).events():
+            if event["event"] == "step":
+                first_step = first_step or event["step"]
+                seconds += event["seconds"]
+                tokens += event["tokens"]
+            elif event["event"] == "checkpoint" and event["best"]:
+                best = latest["eval"]
+            if not event.get("averaged_checkpoints"):
+                latest.add(event)
+    end = latest["end"]
+    plan = latest["plan"]
     if plan:
-        rows.append(("planned peak", f"{format_size(plan['peak_bytes'])} of {format_size(plan['budget_bytes'])}"))
+        peak = f"{format_size(plan['peak_bytes'])} of {format_size(plan['budget_bytes'])}"
+        training.append(("planned peak", peak))
     if end:
-        rows.append(("measured peak", format_size(end["measured_peak_bytes"])))
-        label, seconds, speed = "time", end["seconds"], end["tokens_per_second"]
-        if steps and steps["seconds"]:
-            label = "time" if steps["first"] == 1 else f"time, from step {steps['first']:,} on"
-            seconds, speed = steps["seconds"], steps["tokens"] / steps["seconds"]
-        if speed:
-            rows.append((label, f"{english(duration(seconds))}, {speed:,.0f} tokens/s"))
-        rows.append(("steps", end["step"]))
-    return rows
-
-
-def _events(path: Path) -> dict[str, Any]:
-    """The last event of each kind, but the first plan; what the steps took; and as `best` the evaluation of the best
-    checkpoint.
-
-    Where none was better than the untrained model the last one is published, and no mean.
-    """
-    found: dict[str, Any] = {}
-    with suppress(OSError, KeyError, TypeError):  # none, or written by somebody else: what was found by then is told
-        for event in EventReader(path).events():
-            kind = event["event"]
-            if kind == "step":
-                steps = found.setdefault("steps", {"first": event["step"], "seconds": 0.0, "tokens": 0})
-                steps["seconds"] += event["seconds"]
-                steps["tokens"] += event["tokens"]
-            elif kind == "checkpoint" and event["best"]:
-                found["best"] = found.get("eval")
-            elif not event.get("averaged_checkpoints") and (kind != "plan" or kind not in found):
-                found[kind] = event
-    return found
+        training.append(("measured peak", format_size(end["measured_peak_bytes"])))
+    if seconds:
+        label = "time" if first_step == 1 else f"time, from step {first_step:,} on"
+        training.append((label, f"{english(duration(seconds))}, {tokens / seconds:,.0f} tokens/s"))
+    if end:
+        training.append(("steps", end["step"]))
+    return {
+        "origin": f", {origin}",
+        "data": data,
+        "training": training,
+        "first_loss": end.get("first_eval_loss"),
+        # Where no checkpoint was better than the untrained model, the last one is published.
+        "best": end.get("best_evaluation") or best or latest["eval"],
+    }

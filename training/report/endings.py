@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from common.signals import INTERRUPTED
 
-STOP, SAVE = "stop", "save"  # requests
+STOP = "stop"
+SAVE = "save"
 
 
 class Interrupted(KeyboardInterrupt):

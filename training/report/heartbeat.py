@@ -28,7 +28,9 @@ from training.report.run_files import HEARTBEAT_FILE, REQUEST_FILE, read_record
 
 PREPARING_FILE = ".preparing"
 SECONDS = 2.0
-STARTING, RUNNING, DONE, STOPPED, FAILED = "starting", "running", "done", "stopped", "failed"
+STARTING = "starting"
+RUNNING = "running"
+Facts = Callable[[], dict[str, Any]]
 
 
 class Heartbeat:
@@ -37,18 +39,23 @@ class Heartbeat:
     that is there again.
 
     Args:
-        stop: lets the main thread end, where somebody has asked a run to stop before its first step; of one in another
+        stop: ends the main thread, where somebody has asked a run to stop before its first step; of one in another
             thread the request waits for that step.
     """
 
     def __init__(self, stop: Callable[[], object] = lambda: None) -> None:
-        self._end_run, self._may_end, self._is_kept = stop, False, False
-        self._folder, self._state = Path(), ""
-        self._facts: Callable[[], dict[str, Any]] = dict
-        self._started, self._ended, self._writes = time.time(), threading.Event(), threading.Lock()
+        self._stop = stop
+        self._can_stop = False
+        self._is_lasting = False
+        self._folder = Path()
+        self._state = ""
+        self._facts: Facts = dict
+        self._started = time.time()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._before: bytes | None = None
-        self._made: list[Path] = []
+        self._earlier_sign: bytes | None = None
+        self._new_folders: list[Path] = []
 
     def __enter__(self) -> Heartbeat:
         return self
@@ -60,48 +67,47 @@ class Heartbeat:
         self._thread.join()
         with suppress(OSError):
             (self._folder / PREPARING_FILE).unlink(missing_ok=True)
-        if self._state == STARTING and not self._is_kept:
+        if self._state == STARTING and not self._is_lasting:
             self._withdraw()
         elif error is None:
-            self._beat(DONE)
-        elif isinstance(error, KeyboardInterrupt):
-            self._beat(STOPPED, reason_of_end(error))
+            self._beat("done")
         else:
-            self._beat(FAILED, reason_of_end(error))
+            self._beat("stopped" if isinstance(error, KeyboardInterrupt) else "failed", reason_of_end(error))
 
-    def begin(self, folder: Path, facts: Callable[[], dict[str, Any]]) -> None:
+    def begin(self, folder: Path, facts: Facts) -> None:
         """Give signs of a run that prepares.
 
         Args:
-            folder: of the run's logs; made if missing. What PREPARING_FILE in it says is told as `doing`.
-            facts: what is told beside process and time, called at each beat.
+            folder: of the run's logs; made if missing. What PREPARING_FILE in it says is shown as `doing`.
+            facts: what stands beside process and time, called at each beat.
         """
-        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
-        self._may_end = threading.current_thread() is threading.main_thread()
-        with suppress(OSError):  # what cannot be written is told where it is needed
+        self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+        self._can_stop = threading.current_thread() is threading.main_thread()
+        with suppress(OSError):  # A folder that cannot be written is refused where the run needs it.
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / REQUEST_FILE).unlink(missing_ok=True)  # what was requested of an earlier part of the run
+            # A request may be left from an earlier part of the run.
+            (folder / REQUEST_FILE).unlink(missing_ok=True)
             with suppress(FileNotFoundError):
-                self._before = (folder / HEARTBEAT_FILE).read_bytes()
+                self._earlier_sign = (folder / HEARTBEAT_FILE).read_bytes()
             self._go_on(STARTING, folder, lambda: {**facts(), "doing": read_record(folder / PREPARING_FILE) or None})
 
     def keep(self) -> None:
         """The run's files are there: how it ends is kept from now on, even before its first step."""
-        self._is_kept = True
+        self._is_lasting = True
 
-    def run(self, folder: Path, facts: Callable[[], dict[str, Any]]) -> None:
+    def run(self, folder: Path, facts: Facts) -> None:
         """Give signs of a run whose steps begin. Args as of `begin`; the folder is there."""
         (folder / PREPARING_FILE).unlink(missing_ok=True)
         self._go_on(RUNNING, folder, facts)
 
     def poll_request(self) -> str:
-        """What was asked for since the last call: STOP, SAVE, or nothing; of processes that give no sign nothing is
-        asked.
-        """
-        return self._take(STOP, SAVE) if self._state == RUNNING else ""
+        """What was asked for since the last call: STOP, SAVE, or nothing, as in all processes that give no sign."""
+        return self._take_request(STOP, SAVE) if self._state == RUNNING else ""
 
-    def _go_on(self, state: str, folder: Path, facts: Callable[[], dict[str, Any]]) -> None:
-        self._state, self._folder, self._facts = state, folder, facts
+    def _go_on(self, state: str, folder: Path, facts: Facts) -> None:
+        self._state = state
+        self._folder = folder
+        self._facts = facts
         self._beat(state)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="heartbeat", daemon=True)
@@ -110,21 +116,20 @@ class Heartbeat:
     def _work(self) -> None:
         while not self._ended.wait(SECONDS):
             self._beat(self._state)
-            if self._state == STARTING and self._may_end and self._take(STOP):
-                self._end_run()
+            if self._state == STARTING and self._can_stop and self._take_request(STOP):
+                self._stop()
 
-    def _take(self, *heard: str) -> str:
-        """The request that lies there, if it is one of these; another is left there, words that are none are
-        removed.
-        """
+    def _take_request(self, *accepted: str) -> str:
+        """Remove and return the request, if it is an accepted one. One for later is left, any other word removed."""
+        path = self._folder / REQUEST_FILE
         try:
-            with open(self._folder / REQUEST_FILE, encoding="utf8", errors="replace") as file:
+            with path.open(encoding="utf8", errors="replace") as file:
                 word = file.read(20).strip()
-            if word in heard or word not in (STOP, SAVE):
-                os.unlink(self._folder / REQUEST_FILE)
+            if word in accepted or word not in (STOP, SAVE):
+                path.unlink()
         except OSError:
             return ""
-        return word if word in heard else ""
+        return word if word in accepted else ""
 
     def _beat(self, state: str, reason: str = "") -> None:
         record = {
@@ -136,18 +141,19 @@ class Heartbeat:
             "time": time.time(),
             **self._facts(),
         }
-        with suppress(OSError), self._writes:  # a disk that is full for a moment; the next one is soon
+        with suppress(OSError), self._lock:  # A disk may be full for a moment; the next beat is soon.
             write_text(self._folder / HEARTBEAT_FILE, json.dumps(record) + "\n", is_synced=False)
 
     def _withdraw(self) -> None:
+        sign = self._folder / HEARTBEAT_FILE
         with suppress(OSError):
             (self._folder / REQUEST_FILE).unlink(missing_ok=True)
-            if self._before is None:
-                (self._folder / HEARTBEAT_FILE).unlink(missing_ok=True)
-                for folder in self._made:
-                    folder.rmdir()  # unless there is more in it
-            else:
-                (self._folder / HEARTBEAT_FILE).write_bytes(self._before)
+            if self._earlier_sign is not None:
+                sign.write_bytes(self._earlier_sign)
+                return
+            sign.unlink(missing_ok=True)
+            for folder in self._new_folders:
+                folder.rmdir()  # It stays where there is more in it.
 
 
 def reason_of_end(error: BaseException) -> str:
@@ -155,5 +161,5 @@ def reason_of_end(error: BaseException) -> str:
     if isinstance(error, UserError):
         return join("\n", error.problems)
     if isinstance(error, KeyboardInterrupt):
-        return reason_of(error)
+        return reason_of(error) or "interrupted"
     return f"{type(error).__name__}: {error}"[:500]

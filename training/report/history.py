@@ -1,6 +1,6 @@
-"""What a run has told so far, as columns and as a picture, from its metrics.jsonl, while it runs or after.
+"""The events of a run so far, as columns and as a picture, from its metrics.jsonl, while it runs or after.
 
-Columns are lists of one length, which `pandas.DataFrame` takes; what an event did not tell is None.
+Columns are lists of one length, which `pandas.DataFrame` takes; what an event does not hold is None.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def history(run: FinishedRun | str | Path, event: str = "step") -> dict[str, lis
         UserError: there is no such run.
     Memory: the columns; of 100,000 steps about 50 MB.
     """
-    named = Path(run) if isinstance(run, (str, Path)) else Path(run.metrics_file)
-    places = (named, named / METRICS_FILE, Path("logs") / named / METRICS_FILE)
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
+    source = Path(run) if isinstance(run, (str, Path)) else Path(run.metrics_file)
+    files = [path for path in (source, source / METRICS_FILE, Path("logs") / source / METRICS_FILE) if path.is_file()]
+    if not files:
         raise UserError(
             "run = {named}, has no {metrics_file}; give a folder under --log_dir, such as logs/my_run",
-            named=named,
+            named=source,
             metrics_file=METRICS_FILE,
         )
     columns: dict[str, list[Any]] = {}
     count = 0
-    for record in EventReader(path).events():
+    for record in EventReader(files[0]).events():
         if record.pop("event") != event:
             continue
-        columns |= {name: [None] * count for name in record if name not in columns}
+        for name in record:
+            columns.setdefault(name, [None] * count)
         count += 1
         for name, values in columns.items():
             values.append(record.get(name))
@@ -67,27 +67,27 @@ def plot(run: FinishedRun | str | Path) -> Figure:
     needs("matplotlib", "plot")
     from matplotlib.figure import Figure
 
-    steps, evaluations, memory = (history(run, event) for event in ("step", "eval", "memory"))
     figure = Figure(figsize=(8, 7), layout="constrained")
-    loss, used, speed = figure.subplots(3, sharex=True)
-    for axes, columns, name, label, unit, marker in (
-        (loss, steps, "loss", "training", 1, ""),
-        (loss, evaluations, "loss", "evaluation", 1, "o"),
-        (used, steps, "memory_bytes", "in use", GIB, ""),
-        (used, steps, "peak_bytes", "peak", GIB, ""),
-        (speed, steps, "tokens_per_second", "tokens/s", 1, ""),
+    loss, memory, speed = figure.subplots(3, sharex=True)
+    for axes, event, name, label, unit, marker in (
+        (loss, "step", "loss", "training", 1, ""),
+        (loss, "eval", "loss", "evaluation", 1, "o"),
+        (memory, "step", "memory_bytes", "in use", GIB, ""),
+        (memory, "step", "peak_bytes", "peak", GIB, ""),
+        (speed, "step", "tokens_per_second", "tokens/s", 1, ""),
     ):
-        if columns.get(name):  # a value that is no number leaves a gap
+        columns = history(run, event)
+        if name in columns:  # A value that is no number leaves a gap.
             values = [float("nan") if value is None else value / unit for value in columns[name]]
             axes.plot(columns["step"], values, label=label, marker=marker)
-    budgets = [size for size in memory.get("budget_bytes", []) if size]
+    budgets = [size for size in history(run, "memory").get("budget_bytes", []) if size]
     if budgets:
-        used.axhline(budgets[-1] / GIB, color="black", linestyle="--", label="budget")
-    for axes, title in ((loss, "loss"), (used, "memory, GiB"), (speed, "tokens a second")):
+        memory.axhline(budgets[-1] / GIB, color="black", linestyle="--", label="budget")
+    for axes, title in ((loss, "loss"), (memory, "memory, GiB"), (speed, "tokens a second")):
         axes.set_ylabel(title)
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend()
-    used.set_ylim(bottom=0)
+    memory.set_ylim(bottom=0)
     speed.set_xlabel("step")
     return figure

@@ -6,9 +6,9 @@ checkpoint is dropped: each step stands once.
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,43 +20,40 @@ from loguru import logger
 from common.language import english
 from common.screen import visible
 from common.storage import atomic_file, writing
+from settings.errors import UserError
 from training.report.run_files import EventReader
 
 LOG_PREFIX = "chat_trainer_low_mem_"
-HALVES = "backslashreplace"  # half of a surrogate pair, as of a name that is not UTF-8, becomes JSON's escape
+ESCAPED = "backslashreplace"  # Half of a surrogate pair, as of a name that is not UTF-8, becomes JSON's escape.
 LINE = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <7} | {message}"
-_open_log: Path | None = None
+_log: TextIO | None = None
 
 
-def open_log(
-    log_dir: str | Path, run_name: str, is_main: bool = True, console: Callable[[str], None] | None = None
-) -> Path | None:
+def open_log(log_dir: str | Path, run_name: str, is_main: bool, show: Callable[[str], None]) -> Path | None:
     """Send loguru's records to a new file, and warnings also to the screen.
 
     Args:
         log_dir: folder of the logs; made if missing.
-        run_name: ends the file's name, and is told in the first line.
+        run_name: ends the file's name, and stands in the first line.
         is_main: other processes log nothing.
-        console: takes one line of text for the screen, e.g. `Progress.note`; by default standard error.
+        show: takes one line of text for the screen.
     Returns:
         the log file, `chat_trainer_low_mem_<YYYYmmdd_HHMMSS>_<run>.log`; None if this process is not the main one.
     Raises:
         UserError: the folder cannot be written.
     """
-    global _open_log
-    logger.remove()
+    global _log
+    close_log()
     if not is_main:
         return None
     with writing("log_dir", log_dir):
         Path(log_dir).mkdir(parents=True, exist_ok=True)
-        file = _new_file(Path(log_dir), run_name)
-    # diagnose would write the values of variables, texts of the user among them
-    logger.add(_LogFile(file), level="TRACE", format=LINE, backtrace=False, diagnose=False, catch=False)
-    tell = console or (lambda text: print(text, file=sys.stderr))
-    logger.add(lambda message: tell(str(message).rstrip("\n")), level="WARNING", format="{level.name}: {message}")
-    _open_log = Path(file.name)
+        _log = _new_file(Path(log_dir), run_name)
+    # With diagnose loguru would write the values of variables, texts of the user among them.
+    logger.add(_append, level="TRACE", format=LINE, backtrace=False, diagnose=False, catch=False)
+    logger.add(lambda message: show(str(message).rstrip("\n")), level="WARNING", format="{level.name}: {message}")
     logger.info("run {}", run_name)
-    return _open_log
+    return Path(_log.name)
 
 
 def _new_file(folder: Path, run_name: str) -> TextIO:
@@ -69,54 +66,48 @@ def _new_file(folder: Path, run_name: str) -> TextIO:
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(second))
         path = folder / f"{LOG_PREFIX}{stamp}_{run_name}.log"
         with suppress(FileExistsError):
-            path.touch(exist_ok=False)  # another start of this second may look at the same moment
+            path.touch(exist_ok=False)  # Another start of this second may look at the same moment.
             return path.open("a", encoding="utf8")
         second += 1
 
 
-class _LogFile:
-    """Where loguru's lines go: a full disk is told as such, where loguru would show a traceback for each line and go
-    on.
-    """
-
-    def __init__(self, file: TextIO) -> None:
-        self._folder, self._file = Path(file.name).parent, file
-
-    def write(self, line: str) -> None:
-        """Append a line and flush it."""
-        with writing("log_dir", self._folder):
-            self._file.write(visible(line))
-            self._file.flush()
-
-    def stop(self) -> None:
-        """Close the file, as loguru asks at the end; what a full disk has not taken is lost, and has been told."""
-        with suppress(OSError):
-            self._file.close()
+def _append(line: str) -> None:
+    """Write into the open log; a full disk raises a UserError, where loguru's own file would show a traceback."""
+    assert _log is not None
+    with writing("log_dir", Path(_log.name).parent):
+        _log.write(visible(line))
+        _log.flush()
 
 
 def close_log() -> None:
-    """Close the log file."""
-    global _open_log
+    """Close the log file. A line that a full disk has not taken is lost; `_append` has raised an error for it."""
+    global _log
     logger.remove()
-    _open_log = None
+    if _log is not None:
+        with suppress(OSError):
+            _log.close()
+    _log = None
+
+
+atexit.register(close_log)
 
 
 def log_crash(traceback_text: str) -> Path | None:
-    """Write a traceback into the open log, not to the screen.
+    """Write a traceback into the open log, not to the screen, and close it.
 
     Returns:
-        the log file, or None if no log is open.
+        the log file, or None if there is none that can be written.
     """
-    place = _open_log
-    if place is None:
+    if _log is None:
         return None
-    close_log()
+    path = Path(_log.name)
     try:
-        with place.open("a", encoding="utf8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} | CRITICAL\n{visible(traceback_text)}")
-    except OSError:
+        _append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} | CRITICAL\n{traceback_text}")
+    except UserError:
         return None
-    return place
+    finally:
+        close_log()
+    return path
 
 
 class MetricsFile:
@@ -138,7 +129,7 @@ class MetricsFile:
     def _open(self, mode: str) -> None:
         with writing("log_dir", self.path.parent):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open(mode, encoding="utf8", errors=HALVES)
+            self._file = self.path.open(mode, encoding="utf8", errors=ESCAPED)
 
     def write(self, event: dict[str, Any]) -> None:
         """Append one event, of what JSON knows."""
@@ -159,7 +150,7 @@ class MetricsFile:
         with (
             writing("log_dir", self.path.parent),
             atomic_file(self.path) as shorter,
-            shorter.open("w", encoding="utf8", errors=HALVES) as new,
+            shorter.open("w", encoding="utf8", errors=ESCAPED) as new,
         ):
             for event in EventReader(self.path).events():
                 if event.get("step", 0) <= step or event["event"] == spared:
@@ -167,7 +158,7 @@ class MetricsFile:
         self._open("a")
 
     def close(self) -> None:
-        """Close the file. Each line was flushed: one that a full disk has not taken has been told."""
+        """Close the file. Each line was flushed; one that a full disk has not taken has raised its error in `write`."""
         with suppress(OSError):
             self._file.close()
 

@@ -1,5 +1,4 @@
-"""The files by which a run is known, and how they are read: by the run itself, its card, `history`, `runs` and the
-page.
+"""The record of a run, and its one reader: what the card, `history`, `runs` and the page know of a run comes from here.
 
 A run is a folder of `log_dir` with a `metrics.jsonl`, `launch.json` or `heartbeat.json`, or one of `output_dir` with a
 `run.json`. Any of them may be of another version or be written by somebody else: what cannot be read counts as not
@@ -27,7 +26,7 @@ OWNER_FILE = "owner.json"
 EVAL_COUNTS = ("step", "rows", "tokens", "answered_rows", "averaged_checkpoints")
 LESS_IS_BETTER = ("loss", "mse")  # Scores, also those of one validation set, such as news/loss.
 LONGEST_LINE = 2**20
-MOST_DIGITS = 20  # A whole number with more is no count.
+Record = dict[str, Any]
 
 
 def run_names(log_dir: Path, output_dir: Path) -> list[str]:
@@ -47,16 +46,17 @@ class EventReader:
     """Reads a `metrics.jsonl` from where it has come to: what is there, and later what was added.
 
     A line that is still being written waits for its end. What is no event is passed over: a torn line, one of more than
-    1 MiB.
+    1 MiB, and the rest of a line in which the reader began.
 
     Args:
-        path: of the file. offset: where to begin; within a line, behind it.
+        path: of the file. offset: where to begin, in bytes.
     Memory: a line.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
-        self.path, self.offset = path, offset
-        self._last = b""  # what stands before the offset
+        self.path = path
+        self.offset = offset
+        self._last_line = b""
 
     def is_same(self) -> bool:
         """Whether what was read is still there: a run that goes back, or that replaces another, writes the file anew.
@@ -65,10 +65,10 @@ class EventReader:
             OSError: it is not there.
         """
         with open_plain(self.path) as file:
-            file.seek(self.offset - len(self._last))
-            return file.read(len(self._last)) == self._last
+            file.seek(self.offset - len(self._last_line))
+            return file.read(len(self._last_line)) == self._last_line
 
-    def events(self, most_bytes: float = math.inf) -> Iterator[dict[str, Any]]:
+    def events(self, most_bytes: float = math.inf) -> Iterator[Record]:
         """The events of about so many bytes more: `event` a text, `step`, where there is one, a whole number.
 
         Raises:
@@ -76,51 +76,57 @@ class EventReader:
         """
         end = self.offset + most_bytes
         with open_plain(self.path) as file:
-            file.seek(max(0, self.offset - 1))
-            is_begun = self.offset == 0 or file.read(1) == b"\n"  # else within a line that is passed over
+            file.seek(self.offset)
             while self.offset < end and (line := file.readline(LONGEST_LINE)):
-                is_ended = line.endswith(b"\n")
-                if not is_ended and len(line) < LONGEST_LINE:
+                if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                     return
-                self.offset, self._last = self.offset + len(line), line
-                event = _event_of(line) if is_begun and is_ended else None
-                is_begun = is_ended
-                if event is not None:
+                self.offset += len(line)
+                self._last_line = line
+                event = _object_of(line)
+                is_step_whole = type(event.get("step", 0)) is int
+                if isinstance(event.get("event"), str) and is_step_whole and line.endswith(b"\n"):
                     yield event
 
 
-def _event_of(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; None where it holds none."""
-    try:
-        event = _json_of(line)
-    except (ValueError, RecursionError):
-        return None
-    is_event = isinstance(event, dict) and isinstance(event.get("event"), str) and type(event.get("step", 0)) is int
-    return event if is_event else None
+class LatestEvents(dict[str, Record]):
+    """The last event of each kind, empty where there was none. A start makes a run that had ended one that goes on."""
+
+    def add(self, event: Record) -> None:
+        """Take the next event."""
+        if event["event"] == "start":
+            self.pop("end", None)
+            self.pop("failed", None)
+        self[event["event"]] = event
+
+    def __missing__(self, kind: str) -> Record:
+        return {}
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> Record:
     """A small JSON object that somebody may be replacing; empty where there is none."""
     try:
-        content = _json_of(read_text(path))
-    except (OSError, ValueError, RecursionError):
+        return _object_of(read_text(path))
+    except (OSError, ValueError):
+        return {}
+
+
+def number_of(value: object) -> float | None:
+    """A value where it is a number."""
+    return value if type(value) in (int, float) else None  # type: ignore[return-value]
+
+
+def _object_of(text: str | bytes) -> Record:
+    """The JSON object of a text, empty if it is none."""
+    try:
+        content = json.loads(text, parse_constant=lambda _: None, parse_float=_finite, parse_int=_finite)
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def _json_of(text: str | bytes) -> Any:
-    """JSON with null for numbers that are not finite, and for whole ones of more digits than any count has.
-
-    Raises:
-        ValueError, RecursionError: it is none.
-    """
-    return json.loads(text, parse_constant=lambda _: None, parse_float=_finite, parse_int=_count)
-
-
 def _finite(digits: str) -> float | None:
+    """A number, or None for one that no float can hold."""
     number = float(digits)
-    return number if math.isfinite(number) else None
-
-
-def _count(digits: str) -> int | None:
-    return int(digits) if len(digits) <= MOST_DIGITS else None
+    if not math.isfinite(number):
+        return None
+    return int(digits) if digits.lstrip("-").isdecimal() else number

@@ -29,12 +29,12 @@ from training.report.progress import Progress
 from training.report.run_files import METRICS_FILE
 
 WATCH_SECONDS = 30.0  # from one line about memory to the next, at most; heartbeats come every two seconds
-Listener = Callable[[dict[str, Any]], Any]  # takes an event
+Listener = Callable[[dict[str, Any]], Any]  # Takes an event.
 
 
 class RunLog:
     """A context, so that the terminal is whole again whatever happens, and why a run has failed stands in its files.
-    Processes but the main one tell nothing.
+    Processes but the main one write nothing.
 
     Args:
         output, train: settings of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
@@ -59,20 +59,20 @@ class RunLog:
         self.monitor = monitor
         self._request = ""
         self._began = time.monotonic()
-        self._watched = self._began  # When the log file last told of memory.
+        self._watched = self._began  # The time of the last line about memory.
         self._step = start_step
         self._max_steps = int(train.max_steps)
         self.progress = Progress(
             self._max_steps, is_main, train.log_steps, start_step=start_step, is_quiet=output.quiet
         )
-        self._file = open_log(output.log_dir, output.run_name, is_main, console=self.progress.warn)
+        self._file = open_log(output.log_dir, output.run_name, is_main, self.progress.warn)
         self.path = Path(output.log_dir, output.run_name, METRICS_FILE)
         self._metrics: MetricsFile | None = None
         self._sign = sign
         self._sinks: list[Callable[[dict[str, Any]], None]] = []
         if is_main:
             self._metrics = MetricsFile(self.path, start_step if train.is_keep_training else None)
-            self._sinks = [self._metrics.write, *(partial(self._ask, listener) for listener in listeners)]
+            self._sinks = [self._metrics.write, *(partial(self._notify, listener) for listener in listeners)]
 
     def __enter__(self) -> RunLog:
         self._sign.keep()
@@ -87,11 +87,12 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(UserError):  # a full disk, which has been told
-            for line in ending_lines(error):
-                logger.info("ended: {}", line)
-            if isinstance(error, Exception) and self._metrics is not None:  # a listener may be what has failed
-                self._metrics.write({"event": "failed", "step": self._step, "reason": english(reason_of_end(error))})
+        reason = "all done" if error is None else english(reason_of_end(error))
+        with suppress(UserError):  # A full disk has raised its own error before.
+            for line in reason.splitlines():
+                logger.info("ended: {}", line.strip())
+            if isinstance(error, Exception) and self._metrics is not None:  # A listener may be what has failed.
+                self._metrics.write({"event": "failed", "step": self._step, "reason": reason})
         self.progress.stop()
         if self._metrics is not None:
             self._metrics.close()
@@ -100,7 +101,7 @@ class RunLog:
         """Something happened.
 
         Args:
-            sentence: what people are told of it. fields: for programs; what JSON lacks becomes what it has.
+            sentence: for people. fields: for programs; what JSON lacks becomes what it has.
         """
         record = {"event": name, **{key: plain(value) for key, value in fields.items()}}
         if name == "step":
@@ -131,7 +132,7 @@ class RunLog:
         """A memory record: one event, one line of the log file."""
         self._watched = time.monotonic()
         self.event("memory", **self.monitor.record(step, phase))
-        logger.info("{}", str(self.monitor.line(step)))  # in the user's language, as what is grepped for is
+        logger.info("{}", str(self.monitor.line(step)))  # This line alone is in the user's language.
 
     def plan(self, plan: Plan) -> None:
         """How the run goes from now on."""
@@ -147,45 +148,33 @@ class RunLog:
         """What a listener, or somebody from outside, has asked for since the last call; see
         `training.report.heartbeat`.
         """
-        request, self._request = self._request, ""
-        return request or self._sign.poll_request()
+        request = self._request or self._sign.poll_request()
+        self._request = ""
+        return request
 
     def seconds(self) -> float:
         """Since the log was opened."""
         return time.monotonic() - self._began
 
-    def _ask(self, listener: Listener, event: dict[str, Any]) -> None:
+    def _notify(self, listener: Listener, event: dict[str, Any]) -> None:
         """Let a listener hear of an event; a request to stop is kept whatever others request."""
         request = listener(dict(event))
         if request in (STOP, SAVE) and self._request != STOP:
             self._request = request
 
     def _signs(self) -> dict[str, Any]:
-        """What each sign of life tells."""
-        monitor, now = self.monitor, time.monotonic()
-        if now - self._watched >= WATCH_SECONDS:  # a step may be longer than a minute
+        """The facts of each sign of life. As a step may take longer than a minute, memory is logged from here too."""
+        now = time.monotonic()
+        if now - self._watched >= WATCH_SECONDS:
             self._watched = now
-            with suppress(UserError):  # the log's disk is full for a moment: the sign of life goes on
-                logger.info("{}", str(monitor.line(self._step)))
+            with suppress(UserError):  # The log's disk may be full for a moment: the sign of life goes on.
+                logger.info("{}", str(self.monitor.line(self._step)))
         return {
             "step": self._step,
             "max_steps": self._max_steps,
             "seconds_left": self.progress.seconds_left,
             "log": str(self._file),
-            "peak_bytes": monitor.peak_bytes,
-            "budget_bytes": monitor.budget_bytes,
-            **monitor.latest(),
+            "peak_bytes": self.monitor.peak_bytes,
+            "budget_bytes": self.monitor.budget_bytes,
+            **self.monitor.latest(),
         }
-
-
-def ending_lines(error: BaseException | None) -> list[str]:
-    """How a run has ended, for its log; a crash has its traceback there."""
-    if error is None:
-        return ["all done"]
-    if isinstance(error, UserError):
-        texts = [english(problem) for problem in error.problems]
-    elif isinstance(error, KeyboardInterrupt):
-        texts = [english(error.args[0]) if error.args else "interrupted"]
-    else:
-        return []
-    return [line.strip() for text in texts for line in text.splitlines()]

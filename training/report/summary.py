@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,8 @@ from training.report.wording import about, duration
 
 Rows = list[tuple[str, str]]
 PHASES = ("prepare", "probe", "reference", "load", "evaluation", "train", "save")  # shown at the end
-WHOLE_LETTERS = 200  # of a prompt that is shown whole
-PROMPT_LETTERS = 60  # of the example prompt in the next command
+WHOLE_PROMPT = 200  # The letters of a prompt that is shown whole; a question that breaks off asks another thing.
+CUT_PROMPT = 72
 
 
 @dataclass
@@ -41,36 +41,30 @@ class Summary:
     care_seconds: float  # watching and cleaning
     watched_seconds: float  # the whole run
     model_dir: str
-    skipped_batches: int = 0  # whose loss or gradient was not finite
-    rate_factor: float = 1.0  # what is left of the learning rate
+    skipped_batches: int = 0  # The loss or gradient of each was not finite.
+    rate_factor: float = 1.0  # The share of the learning rate that is used after such batches.
     metrics_file: str = ""
     best_evaluation: dict[str, Any] | None = None  # step and numbers of that of the published model
     first_over: str | None = None  # when the budget was first exceeded; None: it was kept
     counted_peak_bytes: int | None = None  # since the budget is what it is; None: of a device's own
-    # where the plan is about a device's own memory: the host's, of which phase_peaks are
+    # These two are of the RAM beside a device with its own memory, of which the plan speaks; phase_peaks are of RAM.
     host_peak_bytes: int | None = None
     host_budget_bytes: int | None = None
 
     @property
     def run_peak_bytes(self) -> int:
-        """The peak that the plan speaks of: a probe, a second process beside this one, is over before its first
+        """The peak that the plan speaks of, without a probe, which is a second process and over before the first
         step.
         """
-        rest = [size for phase, size in self.phase_peaks.items() if phase not in ("start", "prepare", "probe")]
-        is_of_phases = self.host_peak_bytes is None
-        return max(rest) if is_of_phases and self.is_probe_highest and rest else self.measured_peak_bytes
+        phases = {phase: size for phase, size in self.phase_peaks.items() if phase not in ("start", "prepare", "probe")}
+        is_of_probe = self.host_peak_bytes is None and self.phase_peaks.get("probe", 0) >= self.measured_peak_bytes
+        return max(phases.values(), default=self.measured_peak_bytes) if is_of_probe else self.measured_peak_bytes
 
     @property
     def over_peak_bytes(self) -> int:
         """The peak that exceeded the budget: not one from before it was lowered, which was within it."""
-        is_counted = self.counted_peak_bytes is not None and self.counted_peak_bytes > self.budget_bytes
-        return int(self.counted_peak_bytes or 0) if is_counted else self.measured_peak_bytes
-
-    @property
-    def is_probe_highest(self) -> bool:
-        """Whether no phase has taken more of the host than the probe."""
-        highest = self.measured_peak_bytes if self.host_peak_bytes is None else self.host_peak_bytes
-        return self.phase_peaks.get("probe", 0) >= highest
+        peak = self.counted_peak_bytes or 0
+        return peak if peak > self.budget_bytes else self.measured_peak_bytes
 
     @property
     def is_ram_over(self) -> bool:
@@ -86,13 +80,16 @@ class Summary:
         """What is said last of a run that exceeded its budget; empty where it did not."""
         if self.first_over is None:
             return ""
-        peak, budget = self.over_peak_bytes, self.budget_bytes
-        message = (
-            "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; everything is saved in "
-            "{folder}. Use --memory_budget={enough}M, or settings that take less: see `plan`"
-        )
-        if not self.is_plan_over:
-            peak, budget = self.host_peak_bytes or 0, self.host_budget_bytes or 0
+        if self.is_plan_over:
+            peak = self.over_peak_bytes
+            budget = self.budget_bytes
+            message = (
+                "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; everything is saved in "
+                "{folder}. Use --memory_budget={enough}M, or settings that take less: see `plan`"
+            )
+        else:
+            peak = self.host_peak_bytes or 0
+            budget = self.host_budget_bytes or 0
             message = (
                 "--memory_budget = {budget}, was exceeded in RAM, first {when}: the peak was {peak}, with the "
                 "libraries of the device; everything is saved in {folder}. Use --memory_budget={enough}M"
@@ -125,14 +122,6 @@ def plan_rows(plan: Plan, weights: int, reopens: bool, disk: str) -> Rows:
         weights: how many the model has. reopens: whether data files are opened anew for every read.
     """
     choice = plan.choice
-    batch = counted(plan.effective_batch_size, "row")
-    if choice.accumulation_passes * choice.micro_batches_per_pass > 1:
-        batch = say(
-            "{rows} = micro-batch {micro} x accumulation {times}",
-            rows=batch,
-            micro=choice.batch_size_per_gpu,
-            times=choice.gradient_accumulation_steps,
-        )
     peak = say(
         "{peak} of {budget} ({share})",
         peak=format_size(plan.peak_bytes),
@@ -142,132 +131,136 @@ def plan_rows(plan: Plan, weights: int, reopens: bool, disk: str) -> Rows:
     rows: Rows = [(say("predicted peak"), peak)]
     if promise := promised_time(plan):
         rows.append((say("time"), promise))
-    return [
-        *rows,
-        (
-            say("parameters"),
-            say(
-                "{count}, stored in {storage}, computed in {compute}",
-                count=f"{weights:,}",
-                storage=choice.storage,
-                compute=choice.compute,
-            ),
-        ),
-        (say("effective batch"), batch),
-        (say("activation checkpointing"), plan.recomputed()),
-        (
-            say("data files"),
-            say("reopened for every read (ultra_low_mem)") if reopens else say("kept open (ultra_low_mem is off)"),
-        ),
-        (say("disk"), disk),
-        *((say("note"), reason) for reason in plan.reasons),
-    ]
+    dtypes = say(
+        "{count}, stored in {storage}, computed in {compute}",
+        count=f"{weights:,}",
+        storage=choice.storage,
+        compute=choice.compute,
+    )
+    rows.append((say("parameters"), dtypes))
+    batch = counted(plan.effective_batch_size, "row")
+    if choice.accumulation_passes * choice.micro_batches_per_pass > 1:
+        batch = say(
+            "{rows} = micro-batch {micro} x accumulation {times}",
+            rows=batch,
+            micro=choice.batch_size_per_gpu,
+            times=choice.gradient_accumulation_steps,
+        )
+    rows.append((say("effective batch"), batch))
+    rows.append((say("activation checkpointing"), plan.recomputed()))
+    files = say("reopened for every read (ultra_low_mem)") if reopens else say("kept open (ultra_low_mem is off)")
+    rows.append((say("data files"), files))
+    rows.append((say("disk"), disk))
+    return [*rows, *((say("note"), reason) for reason in plan.reasons)]
 
 
 def parts_rows(plan: Plan) -> Rows:
     """What the predicted peak is made of; parts of less than a hundredth are one."""
     parts = {name: size for name, size in plan.components.items() if size > plan.peak_bytes / 100}
     other = plan.peak_bytes - sum(parts.values())
-    return [
-        (say(name), format_size(size)) for name, size in ({**parts, "other": other} if other > 0 else parts).items()
-    ]
+    if other > 0:
+        parts["other"] = other
+    return [(say(name), format_size(size)) for name, size in parts.items()]
 
 
 def result_rows(summary: Summary) -> Rows:
     """What a run has given: model, score, peak against budget."""
-    s, rows = summary, Rows([(say("model"), summary.model_dir)])
-    if s.first_eval_loss is not None and s.best_eval_loss is not None:
-        first = f"{s.first_eval_loss:.3f}"
-        loss: str = say("{loss} before training, never lower since", loss=first)
-        if s.best_eval_loss < s.first_eval_loss:
-            loss = f"{first} -> {s.best_eval_loss:.3f}"
+    rows: Rows = [(say("model"), summary.model_dir)]
+    before = summary.first_eval_loss
+    best = summary.best_eval_loss
+    if before is not None and best is not None:
+        loss: str = f"{before:.3f} -> {best:.3f}"
+        if best >= before:
+            loss = say("{loss} before training, never lower since", loss=f"{before:.3f}")
         rows.append((say("evaluation loss"), loss))
-    name = say("peak memory") if s.host_peak_bytes is None else say("peak memory of the device")
-    told = _against(s.measured_peak_bytes, s.budget_bytes, None)
-    if s.is_plan_over:
-        told = _against(s.over_peak_bytes, s.budget_bytes, s.first_over)
-    elif s.counted_peak_bytes is not None and s.measured_peak_bytes > s.budget_bytes:
-        told = "{peak}, within the budget of {budget} since it was lowered; {highest} before"
-        if s.counted_peak_bytes > s.budget_bytes:
-            told = "{peak}, in the margin above the budget of {budget} since others have lowered it; {highest} before"
-        told = say(
-            told,
-            peak=format_size(s.counted_peak_bytes),
-            budget=format_size(s.budget_bytes),
-            highest=format_size(s.measured_peak_bytes),
+    if summary.is_plan_over:
+        peak = _against(summary.over_peak_bytes, summary.budget_bytes, summary.first_over)
+    elif summary.counted_peak_bytes is not None and summary.measured_peak_bytes > summary.budget_bytes:
+        peak = say(
+            "{peak} since the budget was lowered to {budget}, {highest} before",
+            peak=format_size(summary.counted_peak_bytes),
+            budget=format_size(summary.budget_bytes),
+            highest=format_size(summary.measured_peak_bytes),
         )
-    rows.append((name, told))
-    if s.host_peak_bytes is not None and s.host_budget_bytes is not None:
-        over = s.first_over if s.is_ram_over else None
-        rows.append((say("peak RAM"), _against(s.host_peak_bytes, s.host_budget_bytes, over)))
-    return rows
+    else:
+        peak = _against(summary.measured_peak_bytes, summary.budget_bytes, None)
+    if summary.host_peak_bytes is None or summary.host_budget_bytes is None:
+        return [*rows, (say("peak memory"), peak)]
+    first_over = summary.first_over if summary.is_ram_over else None
+    ram = _against(summary.host_peak_bytes, summary.host_budget_bytes, first_over)
+    return [*rows, (say("peak memory of the device"), peak), (say("peak RAM"), ram)]
 
 
-def _against(peak: int, budget: int, over: str | None) -> str:
-    """A peak beside its budget; `over`: when that was first exceeded."""
+def _against(peak: int, budget: int, first_over: str | None) -> str:
+    """A peak beside its budget, and when that was first exceeded."""
     sizes = {"peak": format_size(peak), "budget": format_size(budget)}
-    if over is None:
+    if first_over is None:
         return say("{peak}, within the budget of {budget}", **sizes)
-    return say("{peak}, OVER the budget of {budget}, first {when}", when=over, **sizes)
+    return say("{peak}, OVER the budget of {budget}, first {when}", when=first_over, **sizes)
 
 
 def detail_rows(summary: Summary) -> Rows:
     """How a run went: steps, plan against measurement, peaks by phase."""
-    s = summary
-    took = {"time": duration(s.seconds), "speed": f"{s.tokens_per_second:,.0f}"}
-    if not s.steps_here:
-        steps = say("{steps}, all done before; --max_steps={more} trains further", steps=s.steps, more=2 * s.steps)
-    elif s.steps_here < s.steps:
-        steps = say("{steps}, the last {here} in {time}, {speed} tokens/s", steps=s.steps, here=s.steps_here, **took)
+    total = summary.steps
+    figures = {"time": duration(summary.seconds), "speed": f"{summary.tokens_per_second:,.0f}"}
+    if not summary.steps_here:
+        steps = say("{steps}, all done before; --max_steps={more} trains further", steps=total, more=2 * total)
+    elif summary.steps_here < total:
+        steps = say(
+            "{steps}, the last {here} in {time}, {speed} tokens/s", steps=total, here=summary.steps_here, **figures
+        )
     else:
-        steps = say("{steps} in {time}, {speed} tokens/s", steps=s.steps, **took)
+        steps = say("{steps} in {time}, {speed} tokens/s", steps=total, **figures)
     peak = say(
         "planned {planned}, measured {measured} ({deviation})",
-        planned=format_size(s.planned_peak_bytes),
-        measured=format_size(s.run_peak_bytes),
-        deviation=f"{s.run_peak_bytes / s.planned_peak_bytes - 1:+.0%}",
+        planned=format_size(summary.planned_peak_bytes),
+        measured=format_size(summary.run_peak_bytes),
+        deviation=f"{summary.run_peak_bytes / summary.planned_peak_bytes - 1:+.0%}",
     )
     rows: Rows = [(say("steps"), steps), (say("peak"), peak)]
-    rows += [] if s.host_peak_bytes is None else [(say("peak RAM"), format_size(s.host_peak_bytes))]
-    phases = set(PHASES) if s.is_probe_highest else set(PHASES) - {"probe"}
-    shown = {phase: size for phase, size in s.phase_peaks.items() if phase in phases}
-    names = {phase: f"in {phase}" for phase in shown}
-    rows += [("  " + say(names[phase]), format_size(size)) for phase, size in shown.items()]
-    if s.steps_here:
-        cost = {"seconds": f"{s.care_seconds:.1f}", "share": f"{s.care_seconds / s.watched_seconds:.1%}"}
-        rows.append((say("monitoring and cleanup"), say("{seconds} s, {share} of the run", **cost)))
-    if s.skipped_batches or s.rate_factor < 1:
-        batches = counted(s.skipped_batches, "batch")
-        lost = say("{batches} skipped", batches=batches)
-        if s.rate_factor < 1:
-            lost = say("{batches}, learning rate x {factor}", batches=lost, factor=f"{s.rate_factor:g}")
-        rows.append((say("inf or nan"), lost))
+    if summary.host_peak_bytes is not None:
+        rows.append((say("peak RAM"), format_size(summary.host_peak_bytes)))
+    for phase, size in summary.phase_peaks.items():
+        if phase in PHASES:
+            sentence = f"in {phase}"
+            rows.append(("  " + say(sentence), format_size(size)))
+    if summary.steps_here:
+        share = f"{summary.care_seconds / summary.watched_seconds:.1%}"
+        cost = say("{seconds} s, {share} of the run", seconds=f"{summary.care_seconds:.1f}", share=share)
+        rows.append((say("monitoring and cleanup"), cost))
+    if summary.skipped_batches or summary.rate_factor < 1:
+        skipped = say(
+            "{batches} skipped, learning rate x {factor}",
+            batches=counted(summary.skipped_batches, "batch"),
+            factor=f"{summary.rate_factor:g}",
+        )
+        rows.append((say("inf or nan"), skipped))
     return rows
 
 
-def _example(prompt: str) -> str:
-    """A short piece of a prompt that a shell takes between quotes; around the first gap where there is one to fill."""
-    words = " ".join(prompt.replace("'", " ").split())
-    middle = words.find("<extra_id_0>")
-    start = words.rfind(" ", 0, max(0, middle - PROMPT_LETTERS // 2)) + 1 if middle > 0 else 0
-    if middle < 0 and len(words) <= WHOLE_LETTERS:
-        return words  # a question that breaks off asks another thing
-    piece = words[start : start + PROMPT_LETTERS + 12]
-    return piece if len(piece) < PROMPT_LETTERS else piece.rpartition(" ")[0] or piece
-
-
-def next_commands(model_dir: str, leads_to_finetuning: bool, prompt: str) -> Sequence[str]:
+def next_commands(model_dir: str, leads_to_finetuning: bool, prompt: str) -> list[str]:
     """What the user may type next: an answer to a prompt, an evaluation, and finetuning where the model is there for
     it.
     """
-    typed, model_dir = program(), shlex.quote(model_dir)
+    folder = shlex.quote(model_dir)
     lines = [
-        f"{typed} generate --model={model_dir} --input='{_example(prompt)}'",
-        f"{typed} evaluate --model={model_dir}",
+        f"{program()} generate --model={folder} --input='{_example(prompt)}'",
+        f"{program()} evaluate --model={folder}",
     ]
     if leads_to_finetuning:
-        lines.append(f"{typed} train --is_finetune=True --finetune_from={model_dir}")
+        lines.append(f"{program()} train --is_finetune=True --finetune_from={folder}")
     return lines
+
+
+def _example(prompt: str) -> str:
+    """A short prompt that a shell takes between quotes, cut between words, around the first gap where there is one."""
+    words = " ".join(prompt.replace("'", " ").split())
+    if len(words) <= WHOLE_PROMPT:
+        return words
+    gap = words.find("<extra_id_0>")
+    start = words.rfind(" ", 0, max(0, gap - CUT_PROMPT // 2)) + 1
+    piece = words[start : start + CUT_PROMPT]
+    return piece.rpartition(" ")[0] or piece
 
 
 def resume_command(values: Mapping[str, Any]) -> str:
@@ -277,9 +270,12 @@ def resume_command(values: Mapping[str, Any]) -> str:
         values: of all settings of the run, by flat name.
     """
     defaults = Config().as_dict()
-    # several processes have their device before they have read what the run has saved
-    asked = (*places(), "device", "log_with")
-    named = [f"--{name}={shlex.quote(str(values[name]))}" for name in asked if values[name] != defaults[name]]
+    # Several processes have their device before they have read what the run has saved.
+    flags = [
+        f"--{name}={shlex.quote(str(values[name]))}"
+        for name in (*places(), "device", "log_with")
+        if values[name] != defaults[name]
+    ]
     name = shlex.quote(values["run_name"])
-    words = [program(), command_of(values["objective"]), "--is_keep_training=True", f"--run_name={name}"]
-    return " ".join([*words, *named])
+    command = command_of(values["objective"])
+    return " ".join([program(), command, "--is_keep_training=True", f"--run_name={name}", *flags])

@@ -2,7 +2,7 @@
 unasked.
 
 Each event of metrics.jsonl that holds numbers by step is handed on: `train/...` of a step, `eval/...` of an evaluation,
-`memory/...` in bytes. A package that is missing is told with its `pip install` line, where Accelerate would omit it.
+`memory/...` in bytes. A package that is missing is refused with its `pip install` line, where Accelerate would omit it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 PROJECT = "frugalt5"
-# where the module, or the package, is not named like the tracker
-MODULES, PACKAGES = {"tensorboard": "torch.utils.tensorboard"}, {"comet_ml": "comet-ml"}
-# what each calls the name of a run; others number their runs
-RUN_NAMES = {
+# Some trackers have a module, or a package, of another name.
+MODULES = {"tensorboard": "torch.utils.tensorboard"}
+PACKAGES = {"comet_ml": "comet-ml"}
+# These take a name for the run, each as another parameter; the others number their runs.
+NAME_PARAMETERS = {
     "wandb": "name",
     "trackio": "name",
     "mlflow": "run_name",
@@ -43,7 +44,7 @@ def tracker_names(log_with: str | None) -> list[str]:
     """
     if not log_with:
         return []
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # which loads torch
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # This loads torch.
 
     names = list(dict.fromkeys(word.strip().lower() for word in log_with.split(",") if word.strip()))
     problems = list[str]()
@@ -78,13 +79,15 @@ def trackers(
         while accelerator.trackers:
             accelerator.trackers.pop().finish()
 
-    def take(event: Mapping[str, Any]) -> None:
+    def log(event: Mapping[str, Any]) -> None:
         if event["event"] in PREFIXES and accelerator.trackers:
-            numbers = {name: value for name, value in event.items() if type(value) in (int, float) and name != "step"}
             prefix = PREFIXES[event["event"]]
-            # mlflow takes no @
-            named = {f"{prefix}/{name.replace('@', '_at_')}": value for name, value in numbers.items()}
-            accelerator.log(named, step=event["step"])
+            values = {
+                f"{prefix}/{name.replace('@', '_at_')}": value  # mlflow takes no @ in a name.
+                for name, value in event.items()
+                if type(value) in (int, float) and name != "step"
+            }
+            accelerator.log(values, step=event["step"])
         elif event["event"] == "end":
             close()
 
@@ -92,13 +95,13 @@ def trackers(
         folder = str(Path(output.log_dir, output.run_name))
         accelerator.project_configuration.set_directories(folder)
         accelerator.project_configuration.logging_dir = folder
-        told = {  # numbers, truth values and words
+        hyperparameters = {  # Trackers take numbers, truth values and words.
             name: value if isinstance(value, (bool, int, float, str)) else str(value)
             for name, value in public_values(settings).items()
         }
-        named = {name: {word: output.run_name} for name, word in RUN_NAMES.items()}
-        accelerator.init_trackers(PROJECT, config=told, init_kwargs=named)
+        run_names = {tracker: {parameter: output.run_name} for tracker, parameter in NAME_PARAMETERS.items()}
+        accelerator.init_trackers(PROJECT, config=hyperparameters, init_kwargs=run_names)
     try:
-        yield take
+        yield log
     finally:
         close()

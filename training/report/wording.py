@@ -18,7 +18,9 @@ def duration(seconds: float) -> Message:
 
 def about(seconds: float, low: float, high: float) -> Message:
     """Show an estimate as people read it: `about 3 h 20 min, between 2 h 50 min and 4 h`."""
-    middle, least, most = _roughly(seconds), _roughly(low), _roughly(high)
+    middle = _roughly(seconds)
+    least = _roughly(low)
+    most = _roughly(high)
     if least == most:
         return say("about {time}", time=middle)
     return say("about {time}, between {least} and {most}", time=middle, least=least, most=most)

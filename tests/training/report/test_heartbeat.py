@@ -17,8 +17,10 @@ from training.report.endings import SAVE, Interrupted
 from training.report.heartbeat import PREPARING_FILE, Heartbeat
 from training.report.run_files import HEARTBEAT_FILE, REQUEST_FILE
 
+pytestmark = pytest.mark.timeout(60)
 
-def told(folder: Path) -> dict[str, Any]:
+
+def sign_in(folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads((folder / HEARTBEAT_FILE).read_text("utf8"))
     return record
 
@@ -28,23 +30,28 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "SECONDS", 0.001)
 
 
-@pytest.mark.timeout(60)
+def never() -> None:
+    raise AssertionError("nobody has asked for it")
+
+
 def test_a_run_beats_while_it_prepares_and_until_it_has_ended(tmp_path: Path) -> None:
-    folder, beats = tmp_path / "logs" / "one", list[int]()
+    folder = tmp_path / "logs" / "one"
+    beats: list[int] = []
     folder.mkdir(parents=True)
     (folder / PREPARING_FILE).write_text('{"rows": 5}')
     with Heartbeat() as sign:
         sign.begin(folder, lambda: {"kind": "pretrain"})
-        record = told(folder)
+        record = sign_in(folder)
         assert (record["state"], record["kind"], record["doing"]) == ("starting", "pretrain", {"rows": 5})
         sign.run(folder, lambda: {"step": beats.append(1) or 3})  # type: ignore[func-returns-value]
-        record = told(folder)
+        record = sign_in(folder)
         while len(beats) < 4:
             pass
     assert (record["state"], record["step"], record["process"]) == ("running", 3, os.getpid())
-    assert told(folder)["state"] == "done" and not (folder / PREPARING_FILE).exists()
+    assert sign_in(folder)["state"] == "done" and not (folder / PREPARING_FILE).exists()
 
 
+@pytest.mark.parametrize("is_running", [True, False], ids=["running", "preparing, with its files"])
 @pytest.mark.parametrize(
     ("error", "state", "reason"),
     [
@@ -53,45 +60,44 @@ def test_a_run_beats_while_it_prepares_and_until_it_has_ended(tmp_path: Path) ->
         (ValueError("odd"), "failed", "ValueError: odd"),
     ],
 )
-def test_its_last_beat_says_how_the_run_ended(tmp_path: Path, error: BaseException, state: str, reason: str) -> None:
-    with pytest.raises(type(error)), Heartbeat() as sign:
-        sign.run(tmp_path, dict)
+def test_its_last_beat_says_how_the_run_ended(
+    tmp_path: Path, error: BaseException, state: str, reason: str, is_running: bool
+) -> None:
+    with pytest.raises(type(error)), Heartbeat(never) as sign:
+        sign.begin(tmp_path, dict)
+        sign.keep()
+        if is_running:
+            sign.run(tmp_path, dict)
         raise error
-    assert (told(tmp_path)["state"], told(tmp_path)["reason"]) == (state, reason)
+    assert (sign_in(tmp_path)["state"], sign_in(tmp_path)["reason"]) == (state, reason)
 
 
 def test_a_request_is_heard_once_by_the_main_process(tmp_path: Path) -> None:
     (tmp_path / REQUEST_FILE).write_text("save\n")
     with Heartbeat() as other:
         assert other.poll_request() == "" and [path.name for path in tmp_path.iterdir()] == [REQUEST_FILE]
-    with Heartbeat() as beating:
-        beating.run(tmp_path, dict)
-        assert [beating.poll_request(), beating.poll_request()] == [SAVE, ""]
+    with Heartbeat() as sign:
+        sign.run(tmp_path, dict)
+        assert [sign.poll_request(), sign.poll_request()] == [SAVE, ""]
         for content in (b"delete", b"\xff\xfe", b"", b"stop" * 99):
             (tmp_path / REQUEST_FILE).write_bytes(content)
-            assert beating.poll_request() == "" and not (tmp_path / REQUEST_FILE).exists()
+            assert sign.poll_request() == "" and not (tmp_path / REQUEST_FILE).exists()
 
 
-def never() -> None:
-    raise AssertionError("nobody has asked for it")
-
-
-@pytest.mark.timeout(60)
 def test_a_run_that_prepares_is_stopped_as_ctrl_c_does(tmp_path: Path) -> None:
     folder = tmp_path / "logs" / "one"
     with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c(), Heartbeat(interrupt_main_thread) as sign:
         sign.begin(folder, dict)
         (folder / REQUEST_FILE).write_text("stop\n")
-        threading.Event().wait()  # as for a child that prepares
+        threading.Event().wait()  # The main thread waits for a child that prepares.
     assert list(tmp_path.iterdir()) == [], "it had come to nothing that is kept"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("request_word", "is_main_thread"), [("save", True), ("stop", False)])
 def test_what_cannot_be_heard_while_it_prepares_waits_for_the_first_step(
     tmp_path: Path, request_word: str, is_main_thread: bool
 ) -> None:
-    (tmp_path / REQUEST_FILE).write_text("stop")  # of an earlier part of the run: forgotten
+    (tmp_path / REQUEST_FILE).write_text("stop")  # It was meant for an earlier part of the run.
     heard: list[str] = []
 
     def prepare() -> None:
@@ -104,27 +110,23 @@ def test_what_cannot_be_heard_while_it_prepares_waits_for_the_first_step(
             sign.run(tmp_path, dict)
             heard.append(sign.poll_request())
 
-    worker = threading.Thread(target=prepare)
-    prepare() if is_main_thread else worker.start() or worker.join()  # type: ignore[func-returns-value]
+    if is_main_thread:
+        prepare()
+    else:
+        worker = threading.Thread(target=prepare)
+        worker.start()
+        worker.join()
     assert heard == [request_word]
 
 
-def test_of_a_run_that_is_refused_nothing_is_left(tmp_path: Path) -> None:
-    for earlier in (None, {"state": "done"}):
-        folder = tmp_path / "logs" / "one"
-        if earlier:
-            folder.mkdir(parents=True)
-            (folder / HEARTBEAT_FILE).write_text(json.dumps(earlier))
-        with pytest.raises(UserError), Heartbeat(never) as sign:
-            sign.begin(folder, dict)
-            assert told(folder)["state"] == "starting"
-            raise UserError("seed = x, is wrong")
-        assert told(folder) == earlier if earlier else not any(tmp_path.iterdir())
-
-
-def test_of_a_run_that_fails_before_its_first_step_the_reason_is_kept_once_it_has_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("earlier", [None, {"state": "done"}])
+def test_of_a_run_that_is_refused_nothing_is_left(tmp_path: Path, earlier: dict[str, str] | None) -> None:
+    folder = tmp_path / "logs" / "one"
+    if earlier:
+        folder.mkdir(parents=True)
+        (folder / HEARTBEAT_FILE).write_text(json.dumps(earlier))
     with pytest.raises(UserError), Heartbeat(never) as sign:
-        sign.begin(tmp_path, dict)
-        sign.keep()
+        sign.begin(folder, dict)
+        assert sign_in(folder)["state"] == "starting"
         raise UserError("seed = x, is wrong")
-    assert (told(tmp_path)["state"], told(tmp_path)["reason"]) == ("failed", "seed = x, is wrong")
+    assert sign_in(folder) == earlier if earlier else not any(tmp_path.iterdir())

@@ -22,14 +22,14 @@ from training.report.trackers import tracker_names
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("told")
+    folder = tmp_path_factory.mktemp("heard")
     (folder / "text.txt").write_text("".join(f"line {n}: a river runs under bridge {n % 7}\n\n" for n in range(200)))
     (folder / "law.txt").write_text("".join(f"article {n}: boats wait for the morning light\n\n" for n in range(40)))
     return folder
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path) -> tuple[Summary, list[dict[str, Any]]]:
+def trained(folder: Path) -> tuple[Summary, list[dict[str, Any]]]:
     """A run with two validation sets that two listen to: a function, and TensorBoard where it is installed."""
     pytest.importorskip("tensorboard")
     heard: list[dict[str, Any]] = []
@@ -47,18 +47,18 @@ def told(folder: Path) -> tuple[Summary, list[dict[str, Any]]]:
     return trainer.train(), heard
 
 
-Told = tuple[Summary, list[dict[str, Any]]]
+Trained = tuple[Summary, list[dict[str, Any]]]
 
 
-def test_a_callback_hears_what_the_file_holds(told: Told) -> None:
-    summary, heard = told
+def test_a_callback_hears_what_the_file_holds(trained: Trained) -> None:
+    summary, heard = trained
     lines = Path(summary.metrics_file).read_text(encoding="utf8").splitlines()
     assert heard == [json.loads(line) for line in lines]
     assert {event["event"] for event in heard} >= {"start", "plan", "step", "memory", "eval", "checkpoint", "end"}
 
 
-def test_columns_of_one_length(told: Told) -> None:
-    summary, heard = told
+def test_columns_of_one_length(trained: Trained) -> None:
+    summary, heard = trained
     steps = summary.history()
     assert steps["step"] == [1, 2, 3, 4, 5, 6] and {len(values) for values in steps.values()} == {6}
     assert steps["loss"] == [event["loss"] for event in heard if event["event"] == "step"]
@@ -67,14 +67,14 @@ def test_columns_of_one_length(told: Told) -> None:
         history("no_such_run")
 
 
-def test_each_validation_set_has_its_own_figures(told: Told) -> None:
-    evaluations = told[0].history("eval")
+def test_each_validation_set_has_its_own_figures(trained: Trained) -> None:
+    evaluations = trained[0].history("eval")
     for name in ("loss", "perplexity", "f1", "mine"):
         means = [(a + b) / 2 for a, b in zip(evaluations[f"news/{name}"], evaluations[f"law/{name}"], strict=True)]
         assert name == "perplexity" or evaluations[name] == pytest.approx(means)
     assert evaluations["mine"] == [2.5] * 3 and evaluations["rows"] == evaluations["answered_rows"] == [4] * 3
-    best = min(range(3), key=lambda place: evaluations["law/loss"][place])
-    assert told[0].best_evaluation and told[0].best_evaluation["step"] == evaluations["step"][best]
+    best = min(range(3), key=evaluations["law/loss"].__getitem__)
+    assert trained[0].best_evaluation and trained[0].best_evaluation["step"] == evaluations["step"][best]
 
 
 def test_a_metric_of_ones_own_that_fails_is_named(folder: Path) -> None:
@@ -92,9 +92,9 @@ def test_an_event_that_lacks_a_figure_leaves_a_gap(tmp_path: Path) -> None:
     assert history(tmp_path) == {"step": [1, 2], "x": [None, 5]} == history(path)
 
 
-def test_a_run_as_a_picture(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_as_a_picture(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    figure = plot(told[0])
+    figure = plot(trained[0])
     loss, memory, _ = figure.axes
     assert [line.get_label() for line in loss.lines] == ["training", "evaluation"]
     assert [line.get_label() for line in memory.lines] == ["in use", "peak", "budget"]
@@ -105,13 +105,13 @@ def test_a_run_as_a_picture(told: Told, tmp_path: Path, monkeypatch: pytest.Monk
     assert plot(tmp_path).axes[0].lines, "a loss that is no number is a gap"
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match="pip install matplotlib"):
-        plot(told[0])
+        plot(trained[0])
 
 
-def test_tensorboard_reads_what_was_written(told: Told, folder: Path) -> None:
+def test_tensorboard_reads_what_was_written(trained: Trained, folder: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    summary, _ = told
+    summary, _ = trained
     events = EventAccumulator(str(folder / "logs" / "heard" / "frugalt5"))
     events.Reload()
     losses = events.Scalars("train/loss")
@@ -139,8 +139,8 @@ def test_trackers_are_named_and_there(folder: Path, monkeypatch: pytest.MonkeyPa
     assert lacking.endswith("run: python -m pip install wandb") and "did you mean tensorboard?" in unknown
 
 
-def test_the_card_of_a_run(told: Told) -> None:
-    folder = Path(told[0].model_dir)
+def test_the_card_of_a_run(trained: Trained) -> None:
+    folder = Path(trained[0].model_dir)
     card = (folder / CARD_FILE).read_text(encoding="utf8")
     assert card.startswith("---\nlibrary_name: transformers\n") and f"# {folder.name}" in card
     for part in (

@@ -71,7 +71,7 @@ def test_a_terminal_gets_a_live_line_that_notes_do_not_break(monkeypatch: pytest
     assert "evaluation [loss] 2.0\n" + "x" * 90 in text, "markup is left alone, lines break between words"
     assert "  python train_low_mem.py " + "--max_steps=1 " * 9 in text, "commands can be copied whole"
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor comes back"
-    progress.stop()  # twice is once
+    progress.stop()
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -79,8 +79,14 @@ def test_no_line_is_wider_than_80_columns(language: str, monkeypatch: pytest.Mon
     speak(language)
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
-    out, clock, tib = Terminal(), Clock(), 2**40
-    sizes = dict(memory_bytes=1023 * 2**20 + 2**19, peak_bytes=3 * tib, budget_bytes=3 * tib, loss=12345.678)
+    out = Terminal()
+    clock = Clock()
+    sizes = {
+        "memory_bytes": 1023 * 2**20 + 2**19,
+        "peak_bytes": 3 * 2**40,
+        "budget_bytes": 3 * 2**40,
+        "loss": 12345.678,
+    }
     progress = Progress(1_000_000, stream=out, clock=clock)
     progress.start()
     for step in (1, 2, 3, 999_998):
@@ -89,25 +95,28 @@ def test_no_line_is_wider_than_80_columns(language: str, monkeypatch: pytest.Mon
     progress.table("计划", [("预计峰值", "能用编译内核之处，用编译内核计算。" * 6), ("why", "words between them " * 9)])
     progress.sample("a prompt of many words " * 8, "回答" * 60)
     progress.stop()
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
-    assert max(width(line.rstrip()) for line in shown.replace("\r", "\n").split("\n")) <= 80
+    screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert max(width(line.rstrip()) for line in screen.replace("\r", "\n").split("\n")) <= 80
     assert not re.search(r"\x1b\[[0-9;]*[39][0-9]", out.getvalue()), "NO_COLOR is heeded"
-    assert {"en": "step    ", "zh": "步    "}[language] in shown and {"en": " left", "zh": "还需"}[language] in shown
+    assert {"en": "step    ", "zh": "步    "}[language] in screen and {"en": " left", "zh": "还需"}[language] in screen
 
 
 def test_the_time_left_is_that_of_its_own_steps_without_the_first() -> None:
-    out, clock = io.StringIO(), Clock()
+    out = io.StringIO()
+    clock = Clock()
     progress = Progress(143, log_steps=1, start_step=40, stream=out, clock=clock)
     for step in range(41, 45):
         clock.now += 1000.0 if step <= 43 else 2.0
         progress.step(reading(step))
     lines = out.getvalue().splitlines()
-    assert all("left" not in line for line in lines[:3]) and lines[3].endswith("3:18 min left")  # 99 steps of 2 seconds
+    assert all("left" not in line for line in lines[:3]) and lines[3].endswith("3:18 min left")
     assert progress.seconds_left == 198.0
 
 
 def test_quiet_shows_warnings_alone_other_processes_nothing_and_dumb_terminals_plain_lines() -> None:
-    out, other, dumb = io.StringIO(), io.StringIO(), Terminal()
+    out = io.StringIO()
+    other = io.StringIO()
+    dumb = Terminal()
     for progress in (Progress(2, is_quiet=True, log_steps=1, stream=out), Progress(2, is_main=False, stream=other)):
         progress.start()
         progress.step(reading(1))
@@ -125,8 +134,8 @@ def test_quiet_shows_warnings_alone_other_processes_nothing_and_dumb_terminals_p
 
 
 def test_times_are_told_as_people_read_them() -> None:
-    told = {0.4: "0s", 59.6: "1:00 min", 185: "3:05 min", 7620: "2 h 7 min"}
-    assert {seconds: str(duration(seconds)) for seconds in told} == told
+    texts = {0.4: "0s", 59.6: "1:00 min", 185: "3:05 min", 7620: "2 h 7 min"}
+    assert {seconds: str(duration(seconds)) for seconds in texts} == texts
     assert about(12_000, 10_200, 14_400) == "about 3 h 20 min, between 2 h 50 min and 4 h"
     assert about(0.2, 0.1, 0.3) == "about 1 s"
 

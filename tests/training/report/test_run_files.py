@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.report.run_files import LONGEST_LINE, EventReader, read_record, run_names
+from training.report.run_files import LONGEST_LINE, EventReader, LatestEvents, read_record, run_names
 
 
 def lines(*steps: int) -> str:
@@ -19,16 +19,19 @@ def read(reader: EventReader) -> list[int]:
     return [event["step"] for event in reader.events()]
 
 
-def test_only_what_was_added_is_read_and_a_torn_line_waits(tmp_path: Path) -> None:
+def test_only_what_was_added_is_read_and_a_file_that_was_written_anew_is_known(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines(1, 2) + '{"event": "step", ')
     reader = EventReader(path)
-    assert read(reader) == [1, 2] and read(reader) == []
+    assert read(reader) == [1, 2] and read(reader) == [], "a torn line waits"
     with path.open("a") as file:
         file.write('"step": 3}\n')
     assert reader.is_same() and read(reader) == [3]
-    assert read(EventReader(path, 5)) == [2, 3], "from within a line: behind it"
+    assert read(EventReader(path, 5)) == [2, 3], "a reader that begins within a line passes over it"
     assert [event["step"] for event in EventReader(path).events(1)] == [1], "in pieces"
+    for content in (lines(1, 2, 4, 5), ""):
+        path.write_text(content)
+        assert not reader.is_same()
 
 
 def test_what_is_no_event_is_passed_over(tmp_path: Path) -> None:
@@ -42,23 +45,20 @@ def test_what_is_no_event_is_passed_over(tmp_path: Path) -> None:
     assert read(reader) == [2] and read(EventReader(path)) == [1, 2]
 
 
-def test_numbers_that_json_lacks_are_none(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(f'{{"a": NaN, "b": 1e999, "c": {10**400}, "d": 2}}')
-    assert read_record(tmp_path / "a.json") == {"a": None, "b": None, "c": None, "d": 2}
+def test_a_record_holds_finite_numbers_and_odd_files_count_as_absent(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(f'{{"a": NaN, "b": 1e999, "c": {10**400}, "d": -2, "e": 0.5}}')
+    assert read_record(path) == {"a": None, "b": None, "c": None, "d": -2, "e": 0.5}
     for junk in ("", "[]", "nonsense", "[" * 5000):
-        (tmp_path / "a.json").write_text(junk)
-        assert read_record(tmp_path / "a.json") == {}
+        path.write_text(junk)
+        assert read_record(path) == {}
 
 
-def test_a_file_that_was_written_anew_is_known(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(lines(1, 2))
-    reader = EventReader(path)
-    read(reader)
-    path.write_text(lines(1, 3, 4))  # the same file, and longer than what was read of it
-    assert not reader.is_same()
-    path.write_text("")
-    assert not reader.is_same()
+def test_a_run_that_starts_again_has_no_end_yet() -> None:
+    latest = LatestEvents()
+    for kind in ("start", "end", "failed", "start"):
+        latest.add({"event": kind})
+    assert set(latest) == {"start"} and latest["end"] == {}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
@@ -70,13 +70,8 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_names_of_runs(tmp_path: Path) -> None:
-    for file in (
-        "logs/a/metrics.jsonl",
-        "logs/b/heartbeat.json",
-        "logs/c/x",
-        "models/b/run.json",
-        "models/.d/run.json",
-    ):
+    files = ("logs/a/metrics.jsonl", "logs/b/heartbeat.json", "logs/c/x", "models/b/run.json", "models/.d/run.json")
+    for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("")
     assert run_names(tmp_path / "logs", tmp_path / "models") == ["a", "b"]

@@ -22,51 +22,74 @@ from training.report import log_files
 from training.report.endings import Interrupted
 from training.report.heartbeat import Heartbeat
 from training.report.log_files import MetricsFile, close_log, log_crash, open_log
-from training.report.run_log import RunLog, ending_lines
+from training.report.run_log import RunLog
+
+STOPPED = "stopped after step {step}, saved in {folder}; continue with\n  {command}"
 
 
 def events(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
 
 
+def log_text(folder: Path) -> str:
+    (path,) = (folder / "logs").glob("chat_trainer_low_mem_*_mine.log")
+    return path.read_text(encoding="utf8")
+
+
 @pytest.fixture(autouse=True)
 def no_open_log() -> Iterator[None]:
+    close_log()
     yield
     close_log()
 
 
 def log_in(folder: Path, start_step: int, is_main: bool = True, **more: Any) -> RunLog:
-    config = configuration(folder, "told")
+    config = configuration(folder, "mine")
     return RunLog(config.run, config.train, start_step, Monitor(2**30, pick("cpu")), is_main, Heartbeat(), **more)
 
 
-def test_an_event_is_one_flushed_line_and_what_people_are_told(tmp_path: Path) -> None:
+def test_an_event_is_one_flushed_line_and_a_sentence_in_the_log(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
     with log_in(tmp_path, 0, listeners=[heard.append]) as log:
         log.event("eval", "better", step=1, loss=np.float32(2.5), rows=np.int64(3), folder=Path("a"), rate=float("nan"))
         log.event("sample", answer="二\n行", nested={"x": [1, float("inf")]}, name="caf\udce9")
-        lines = log.path.read_bytes().splitlines()  # before it is closed
+        lines = log.path.read_bytes().splitlines()
     assert lines[0] == b'{"event": "eval", "step": 1, "loss": 2.5, "rows": 3, "folder": "a", "rate": null}'
     assert "二".encode() in lines[1] and json.loads(lines[1])["nested"] == {"x": [1, None]}
-    assert [json.loads(line) for line in lines] == heard and json.loads(lines[1])["name"] == "caf\udce9"
-    (text,) = (tmp_path / "logs").glob("chat_trainer_low_mem_*_told.log")
-    assert [line.split("| ")[2] for line in text.read_text().splitlines()] == ["run told", "better", "ended: all done"]
+    assert [json.loads(line) for line in lines] == heard and heard[1]["name"] == "caf\udce9"
+    assert [line.split("| ")[2] for line in log_text(tmp_path).splitlines()] == [
+        "run mine",
+        "better",
+        "ended: all done",
+    ]
 
 
-def test_why_a_run_has_failed_stands_in_its_events_and_its_log(tmp_path: Path) -> None:
-    with (
-        pytest.raises(UserError),
-        log_in(tmp_path, 3) as log,
-    ):
-        raise UserError("--a = 1, is wrong")
-    assert events(log.path) == [{"event": "failed", "step": 3, "reason": "--a = 1, is wrong"}]
-    (text,) = (tmp_path / "logs").glob("chat_trainer_low_mem_*_told.log")
-    assert "--a = 1, is wrong" in text.read_text()
+@pytest.mark.parametrize(
+    ("error", "lines", "is_event"),
+    [
+        (Interrupted(say(STOPPED, step=3, folder="f", command="c")), ["stopped after step 3, saved in f", "c"], False),
+        (UserError("--a = 1, is wrong", "--b = 2, too"), ["--a = 1, is wrong", "--b = 2, too"], True),
+        (ValueError("odd"), ["ValueError: odd"], True),
+        (KeyboardInterrupt(), ["interrupted"], False),
+    ],
+)
+def test_the_log_says_in_english_how_a_run_ended(
+    tmp_path: Path, error: BaseException, lines: list[str], is_event: bool
+) -> None:
+    speak("zh")
+    try:
+        with pytest.raises(type(error)), log_in(tmp_path, 3) as log:
+            raise error
+    finally:
+        speak("en")
+    endings = [line.partition("ended: ")[2] for line in log_text(tmp_path).splitlines() if "ended: " in line]
+    assert [ending.partition(";")[0] for ending in endings] == lines
+    assert events(log.path) == [{"event": "failed", "step": 3, "reason": "\n".join(lines)}] * is_event
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     log = log_in(tmp_path, 0, is_main=False, listeners=[lambda event: 1 / 0])
-    log.event("eval", "said", step=1)
+    log.event("eval", "said", step=1, loss=1.0)
     log.rewind(0)
     logger.error("unheard")
     assert list(tmp_path.iterdir()) == []
@@ -81,15 +104,15 @@ def test_resume_keeps_each_step_once_and_drops_what_is_no_event(tmp_path: Path) 
         metrics.write({"event": "recovery", "step": step})
     metrics.truncate_after(6, spared="recovery")
     metrics.close()
-    assert events(path)[-1] == {"event": "recovery", "step": 7}, "why a run went back stays told"
-    kept = path.read_bytes().splitlines(keepends=True)[:9]
+    assert events(path)[-1] == {"event": "recovery", "step": 7}, "why a run went back stays"
+    whole_lines = path.read_bytes().splitlines(keepends=True)[:9]
     with path.open("ab") as file:
         file.write('not json\n[1]\n{"event": "step", "step": 4, "text": "二'.encode()[:-1])
     metrics = MetricsFile(path, keep_until=4)
     metrics.write({"event": "step", "step": 5})
     metrics.close()
-    assert path.read_bytes() == b"".join([*kept, b'{"event": "step", "step": 5}\n'])
-    assert [found.name for found in path.parent.iterdir()] == ["metrics.jsonl"]
+    assert path.read_bytes() == b"".join([*whole_lines, b'{"event": "step", "step": 5}\n'])
+    assert [other.name for other in path.parent.iterdir()] == ["metrics.jsonl"]
     MetricsFile(path).close()
     assert path.read_bytes() == b"", "a new run starts empty"
 
@@ -97,63 +120,45 @@ def test_resume_keeps_each_step_once_and_drops_what_is_no_event(tmp_path: Path) 
 def test_unwritable_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--log_dir = .*file"):
-        open_log(tmp_path / "file", "run")
+        open_log(tmp_path / "file", "run", True, print)
     with pytest.raises(UserError, match=r"--log_dir = "):
         MetricsFile(tmp_path / "file" / "run" / "metrics.jsonl")
 
 
 def test_the_log_takes_everything_and_the_screen_warnings(tmp_path: Path) -> None:
-    shown: list[str] = []
-    path = open_log(tmp_path / "logs", "my_run", console=shown.append)
+    screen: list[str] = []
+    path = open_log(tmp_path / "logs", "my_run", True, screen.append)
     assert path is not None and re.fullmatch(r"chat_trainer_low_mem_\d{8}_\d{6}_my_run\.log", path.name)
     logger.debug("quiet detail {}", 1)
     logger.warning("less memory than asked")
     text = path.read_text(encoding="utf8")
     assert all(part in text for part in ("my_run", "quiet detail 1", "less memory than asked"))
-    assert shown == ["WARNING: less memory than asked"]
-    os.truncate(path, 0)  # as logrotate's copytruncate does
+    assert screen == ["WARNING: less memory than asked"]
+    os.truncate(path, 0)  # This is what logrotate's copytruncate does.
     logger.info("second")
     assert path.read_text(encoding="utf8").endswith("second\n") and "\0" not in path.read_text()
+    assert log_crash("Traceback: boom") == path and "Traceback: boom" in path.read_text(encoding="utf8")
+    assert len(screen) == 1 and log_crash("no log is open") is None
 
 
 def test_starts_of_one_second_have_logs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files.time, "time", lambda: 1_000_000_059.0)
-    names = [path.name for path in (open_log(tmp_path, name) for name in ("one", "two", "one", "one")) if path]
+    paths = [open_log(tmp_path, name, True, print) for name in ("one", "two", "one", "one")]
+    names = [path.name for path in paths if path]
     assert len(set(names)) == 4 and names[0][:-7] == names[1][:-7] != names[2][:-7]
-
-
-def test_a_crash_goes_into_the_open_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    close_log()  # of a run that an earlier test has let fail
-    assert log_crash("no log is open") is None
-    path = open_log(tmp_path, "run")
-    assert path is not None and log_crash("Traceback: boom") == path
-    assert "Traceback: boom" in path.read_text(encoding="utf8") and capsys.readouterr() == ("", "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
 def test_a_full_disk_is_told_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    full = Path("/dev/full")
-    monkeypatch.setattr(log_files, "_new_file", lambda *_: full.open("a", encoding="utf8"))
+    monkeypatch.setattr(log_files.time, "time", lambda: 1_000_000_059.0)
+    monkeypatch.setattr(Path, "touch", lambda path, exist_ok: path.symlink_to("/dev/full"))
     with pytest.raises(UserError, match=r"--log_dir = "):
-        open_log("/dev", "a run")
+        open_log(tmp_path, "run", True, print)
     close_log()
-    metrics = MetricsFile(full)
+    metrics = MetricsFile(Path("/dev/full"))
     with pytest.raises(UserError):
         metrics.write({"event": "start"})
     metrics.close()
     assert "Traceback" not in "".join(capfd.readouterr())
-
-
-def test_the_log_says_in_english_how_a_run_ended() -> None:
-    speak("zh")
-    try:
-        told = "stopped after step {step}, saved in {folder}; continue with\n  {command}"
-        stopped = Interrupted(say(told, step=3, folder="f", command="c d"))
-    finally:
-        speak("en")
-    assert ending_lines(stopped) == ["stopped after step 3, saved in f; continue with", "c d"]
-    assert ending_lines(None) == ["all done"] and ending_lines(KeyboardInterrupt()) == ["interrupted"]
-    assert ending_lines(UserError("--a = 1, is wrong", "--b = 2, too")) == ["--a = 1, is wrong", "--b = 2, too"]
-    assert ending_lines(ValueError("a crash")) == [], "it has its traceback there"
