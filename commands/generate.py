@@ -304,7 +304,7 @@ class Labelled:
                 answer = Answered({self.labeller.column: None}, [""])
                 if prompt.text.strip():
                     label = next(labels)
-                    answer = Answered(label.columns, [label.shown])
+                    answer = Answered(label.columns, [label.line])
                 answered.append((prompt, answer))
             yield answered
 

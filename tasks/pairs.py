@@ -55,14 +55,13 @@ class Pairs(Task):
             idle.append("expand_turns")
         return idle
 
-    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> Row:
-        answers = stored["labels"]
+    def row(self, columns: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> Row:
+        answers = columns["labels"]
         ends = np.flatnonzero(answers == settings.special.eos)[:-1] + 1
-        pieces = (
-            np.split(answers, ends) if len(ends) else [answers]
-        )  # Most rows have one answer, and splitting takes time.
-        first, *others = map(settings.target, pieces)
-        return Row(settings.input(stored["input_ids"]), first, key, others)
+        # Most rows have one answer, and splitting takes time.
+        pieces = np.split(answers, ends) if len(ends) else [answers]
+        first, *other_answers = map(settings.target, pieces)
+        return Row(settings.input(columns["input_ids"]), first, key, other_answers)
 
     # From a batch to a score.
 

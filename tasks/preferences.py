@@ -76,10 +76,10 @@ class Preferences(Task):
     def refuse_dropped(self, dropped: Dropped, files: str) -> None:
         check_answers(dropped, files)
 
-    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> PreferenceRow:
-        chosen = settings.target(stored["chosen"])
-        rejected = settings.target(stored["rejected"])
-        return PreferenceRow(settings.input(stored["input_ids"]), chosen, rejected, key)
+    def row(self, columns: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> PreferenceRow:
+        chosen = settings.target(columns["chosen"])
+        rejected = settings.target(columns["rejected"])
+        return PreferenceRow(settings.input(columns["input_ids"]), chosen, rejected, key)
 
     def collate(self, rows: Sequence[PreferenceRow], pad_token_id: int) -> PreferenceBatch:  # type: ignore[override]
         return collate_preferences(rows, pad_token_id)
