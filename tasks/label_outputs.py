@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 DIGITS = 6  # A probability is rounded to so many.
 NO_LABEL = "-"  # This stands in place of a label that is masked, or that there is not.
-SAMPLED_TEXTS = 64  # By so many texts it is known whether they are proteins.
+SAMPLED_TEXTS = 64  # The first texts tell whether they are proteins.
 Cell = str | float | None  # a name or a number; None: there is none
 Labels = NDArray[np.float64]  # of one text, NaN where none is trained
 

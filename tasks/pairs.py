@@ -15,8 +15,8 @@ from data.batches.rows import RowSettings
 from data.prepare.training_data import TrainingData
 from data.sources.columns import Columns
 from data.sources.corpus import build_sample_corpus
-from data.sources.layouts import CONVERSATIONS, PAIRS
-from data.sources.reading import recognised_columns
+from data.sources.layouts import CONVERSATIONS, PAIRS, recognise
+from data.sources.reading import head_of
 from data.sources.source import Source
 from data.task import ShardFormat
 from data.text.conversations import ANSWERS, MESSAGES_COLUMNS
@@ -37,9 +37,8 @@ class Pairs(Task):
         return build_sample_corpus(cache_dir, once).pairs, Columns(("prompt", "response"))
 
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
-        if sources and (columns := recognised_columns(data, PAIRS, sources[0])) is not None:
-            return columns
-        return Columns((data.prompt_column, data.response_column), data.history_column or "")
+        columns = recognise(data, head_of(sources[0]), PAIRS) if sources else None
+        return columns or Columns((data.prompt_column, data.response_column), data.history_column or "")
 
     def column_flags(self, columns: Sequence[str]) -> Sequence[str]:
         if columns[0] in ("prompt", *MESSAGES_COLUMNS):

@@ -15,8 +15,8 @@ from common.storage import Once
 from data.batches.collate import Batch, PreferenceBatch, PreferenceRow, collate_preferences
 from data.batches.rows import RowSettings
 from data.sources.columns import Columns
-from data.sources.layouts import PREFERENCES
-from data.sources.reading import recognised_columns
+from data.sources.layouts import PREFERENCES, recognise
+from data.sources.reading import head_of
 from data.sources.source import Source
 from data.task import ShardFormat
 from data.text.clean import Dropped
@@ -66,9 +66,8 @@ class Preferences(Task):
         return [say(problem, train_file=file, chosen_column=data.chosen_column)]
 
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
-        if sources and (columns := recognised_columns(data, PREFERENCES, sources[0])) is not None:
-            return columns
-        return Columns((data.prompt_column, data.chosen_column, data.rejected_column))
+        columns = recognise(data, head_of(sources[0]), PREFERENCES) if sources else None
+        return columns or Columns((data.prompt_column, data.chosen_column, data.rejected_column))
 
     def column_flags(self, columns: Sequence[str]) -> Sequence[str]:
         return () if columns[0] == "prompt" else ("prompt_column", "chosen_column", "rejected_column")

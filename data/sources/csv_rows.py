@@ -16,9 +16,10 @@ from data.sources.source import Source
 from settings.errors import reason_of
 from settings.fields import counted, is_encodable
 
-UNQUOTED_CHARS = 16 * 1024**2  # of TSV in which a quoted cell is looked for, and
-QUOTED_CHARS = 1024**2  # from there on, in which all that begin with a quote have to be such cells
-OTHER_DELIMITERS = ";\t"  # of CSV as spreadsheets write it where the comma is the decimal sign
+# A quoted cell of TSV is looked for in so much; from there on all cells that begin with a quote have to be such ones.
+UNQUOTED_CHARS = 16 * 1024**2
+QUOTED_CHARS = 1024**2
+OTHER_DELIMITERS = ";\t"  # Spreadsheets write CSV with these where the comma is the decimal sign.
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,13 @@ class Csv(Reader):
         rows = _rows(source, head.dialect, bad_rows)
         next(rows)  # the header
         width = len(head.names)
-        places = dict(zip(columns, map(head.names.index, columns), strict=True))
+        indices = {name: head.names.index(name) for name in columns}
         for number, last, cells in rows:
             if len(cells) != width:
                 problem = say("has {cells}, the header has {count}", cells=counted(len(cells), "cell"), count=width)
                 bad_rows.add(source, number, _with_end(problem, number, last))
                 continue
-            record = {name: cells[place] for name, place in places.items()}
+            record = {name: cells[index] for name, index in indices.items()}
             if is_encodable("".join(record.values())):
                 yield number, record
             else:

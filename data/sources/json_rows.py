@@ -29,9 +29,11 @@ from data.sources.source import Source
 from settings.errors import UserError
 
 GLUED = "holds several objects; write one object per line"
-LOOKED_AT_OBJECTS, LOOKED_AT_CHARS = 256, 1024**2  # of a file, for columns that some lack
-FIRST_BYTES = 4096  # of a file whose rows stand under a key
-# Of SQuAD's own files, whose rows are deeper.
+# The first objects of a file are looked at, up to these bounds, for columns that some lack.
+LOOKED_AT_OBJECTS = 256
+LOOKED_AT_CHARS = 1024**2
+FIRST_BYTES = 4096  # Within these the key stands under which the rows are.
+# What makes rows of SQuAD's own files, whose rows are deeper:
 SQUAD_ROWS = (
     "[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: "
     "[.answers[].text]}}}}]"
@@ -103,7 +105,7 @@ class JsonArray(JsonLines):
         decode_text = codecs.getincrementaldecoder("utf-8-sig")().decode
         decode_value = json.JSONDecoder().raw_decode
         number = 0
-        text = ""  # what of the file is not decoded yet
+        text = ""  # It was read, and no value was made of it yet.
         between = _OPENING
         is_closed = False
         for block in chain(blocks(source), [b""]):

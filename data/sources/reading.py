@@ -107,16 +107,6 @@ def _head(source: Source, size: int, changed: int) -> Head:
     return reader_of(source.kind).head(source)
 
 
-def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns | None:
-    """The columns of pairs, preferences or prompts in a file, by the settings or a well-known layout; None where it has
-    none.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    return recognise(data, head_of(source), kind)
-
-
 def what_it_teaches(data: DataConfig, source: Source) -> tuple[str | None, Columns | None]:
     """Whether a file holds "pairs", "preferences", "conversations" or "text", and the columns that say so.
 

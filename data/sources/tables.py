@@ -28,7 +28,7 @@ from data.sources.source import Source
 BATCH_ROWS = 256
 PARQUET_BATCH_BYTES = 8 * 1024**2
 ARROW_ROW_BYTES = 1024  # This much of an Arrow file is taken for a row, as nothing tells better.
-# So much of a column is read at a time; from an address each reading takes its time.
+# A column is read in pieces; from an address they are larger, as each reading takes its time.
 BUFFER = 1024**2
 FAR_BUFFER = 8 * 1024**2
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}

@@ -15,8 +15,9 @@ from data.text.templates import ASSISTANT, USER, Turn
 from settings.errors import refuse
 from settings.fields import counted
 
-EQUAL, EMPTY = "equal answers", "empty answer"
-_NAMED = 60  # characters of a prompt that names a row
+EQUAL = "equal answers"
+EMPTY = "empty answer"
+_SHOWN_CHARS = 60  # The beginning of its prompt names a row.
 _SPOKEN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 
 
@@ -89,7 +90,7 @@ def check_answers(dropped: Dropped, sources: str) -> None:
     problems = []
     for fault, what in words.items():
         if entry := dropped.reasons.get(fault):
-            named = ", ".join(dict.fromkeys(repr(text.partition(" | ")[0][:_NAMED]) for text in entry["samples"]))
+            prompts = dict.fromkeys(repr(text.partition(" | ")[0][:_SHOWN_CHARS]) for text in entry["samples"])
             problems.append(
                 say(
                     "--train_file: {sources}: {rows} {what}, such as at the prompt {named}; fix the data, or use "
@@ -97,7 +98,7 @@ def check_answers(dropped: Dropped, sources: str) -> None:
                     sources=sources,
                     rows=counted(entry["count"], "row"),
                     what=what,
-                    named=named,
+                    named=", ".join(prompts),
                 )
             )
     refuse(problems)
