@@ -47,7 +47,8 @@ def test_rows_come_back_from_several_files(
         assert [reader.get_batch(n).num_rows for n in range(3)] == [BATCH_ROWS, BATCH_ROWS, 300 - 2 * BATCH_ROWS]
     dataset = LowMemDataset(tmp_path)
     for row, (inputs, labels) in zip(dataset, rows, strict=True):
-        assert row["input_ids"].tolist() == inputs.tolist() and row["labels"].tolist() == labels.tolist()
+        assert row["input_ids"].tolist() == inputs.tolist()
+        assert row["labels"].tolist() == labels.tolist()
         assert row["labels"].dtype == dtype
 
 
@@ -70,7 +71,8 @@ def test_a_writer_continues_from_a_state(tmp_path: Path, monkeypatch: pytest.Mon
     """As often as it has to, whatever was written behind it."""
     monkeypatch.setattr(writer, "SHARD_ROWS", 500)
     columns = len(format.columns)
-    ids, lengths = np.arange(900, dtype=np.int32), np.full(300, 3)
+    ids = np.arange(900, dtype=np.int32)
+    lengths = np.full(300, 3)
     with ShardWriter(tmp_path / "unbroken", format, 1000) as unbroken:
         for _ in range(150 if format == STREAM else 3):
             unbroken.add([(ids, lengths)] * columns)
@@ -127,15 +129,15 @@ def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         Manifest.read(tmp_path)
-    found = Manifest.read(manifest(tmp_path))
+    sound = Manifest.read(manifest(tmp_path))
     with pytest.raises(UserError, match=r"a: is missing"):
-        found.files("train")
+        sound.files("train")
     with pytest.raises(UserError, match="holds no validation rows, only train; give others with --validation_file"):
-        found.files("validation")
+        sound.files("validation")
 
 
 @pytest.mark.parametrize(
-    "changes, told",
+    ("changes", "words"),
     [
         ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is not what"),
         ({"splits": {}}, "splits is not what"),
@@ -145,8 +147,8 @@ def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_manifest_that_lacks_something_says_what(tmp_path: Path, changes: dict[str, object], told: str) -> None:
-    with pytest.raises(UserError, match=rf"manifest\.json: {told}"):
+def test_a_manifest_that_lacks_something_says_what(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=rf"manifest\.json: {words}"):
         Manifest.read(manifest(tmp_path, **changes))
 
 
@@ -177,28 +179,26 @@ def test_an_id_behind_the_vocabulary_is_told_with_its_row(
     configure: Configure, text_file: Path, pairs_file: Path, objective: str, column: str
 ) -> None:
     config = configure(train_file=pairs_file if objective == "pairs" else text_file, objective=objective)
-    made = prepare(config)
-    path = made.train_dir.parent / MANIFEST
+    prepared = prepare(config)
+    path = prepared.train_dir.parent / MANIFEST
     content = json.loads(path.read_text())
-    content["tokenizer"]["size"] = 100  # as if the ids of the bytes above 96 were damage
+    content["tokenizer"]["size"] = 100  # The ids of the bytes above 96 look like damage then.
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"train, row \d+: \w+ holds the id \d+, the tokenizer has ids 0 to 99"):
-        loader_of(made.train_dir, made.objective, config).micro_batches(0, effective_batch_size=8, batch_size=8)
+        loader_of(prepared.train_dir, prepared.objective, config).micro_batches(0, effective_batch_size=8, batch_size=8)
 
 
 def test_a_split_without_rows_or_with_other_columns_is_told(configure: Configure, pairs_file: Path) -> None:
     config = configure(train_file=pairs_file)
-    made = prepare(config)
-    shard = made.train_dir / "00000.arrow"
-    for labels, told in (
-        ([], "holds no rows"),
-        ([["a"]], "labels is list, not token ids"),
-        ([None], "labels is NoneType"),
+    train_dir = prepare(config).train_dir
+    for labels, kind, words in (
+        ([], pa.uint16(), "holds no rows"),
+        ([["a"]], pa.string(), "labels is list, not token ids"),
+        ([None], pa.uint16(), "labels is NoneType"),
     ):
-        kind = pa.list_(pa.string() if labels == [["a"]] else pa.uint16())
-        table = pa.table({"input_ids": [[3]] * len(labels), "labels": pa.array(labels, kind)})
-        table = table.cast(table.schema.set(0, pa.field("input_ids", pa.list_(pa.uint16()))))
-        with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-        with pytest.raises(UserError, match=told):
-            loader_of(made.train_dir, "pairs", config).batch_of(np.array([0]))
+        inputs = pa.array([[3]] * len(labels), pa.list_(pa.uint16()))
+        table = pa.table({"input_ids": inputs, "labels": pa.array(labels, pa.list_(kind))})
+        with pa.ipc.new_file(str(train_dir / "00000.arrow"), table.schema) as file:
+            file.write_table(table)
+        with pytest.raises(UserError, match=words):
+            loader_of(train_dir, "pairs", config).batch_of(np.array([0]))
