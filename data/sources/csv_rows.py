@@ -10,7 +10,16 @@ from itertools import chain, dropwhile, islice
 from typing import Any
 
 from common.language import join, say
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, encoding_of, numbered_lines, too_long, up_to
+from data.sources.lines import (
+    LONGEST_LINE_BYTES,
+    BadRows,
+    Record,
+    encoding_of,
+    numbered_lines,
+    too_long,
+    up_to,
+    whole_lines,
+)
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
 from settings.errors import reason_of
@@ -133,8 +142,7 @@ class _Lines:
     """
 
     def __init__(self, source: Source) -> None:
-        self._lines = numbered_lines(source)
-        self._too_long = 0
+        self._lines = whole_lines(source)
         self.number = 0
         self.size = 0
 
@@ -142,16 +150,11 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        for number, line in self._lines:
-            self.number = number
-            if number == self._too_long:  # its later parts
-                continue
-            self.size += len(line)
-            if self.size >= LONGEST_LINE_BYTES:
-                self._too_long = number
-                raise _LineTooLong(too_long())
-            return line.decode("utf8", "surrogateescape")
-        raise StopIteration
+        self.number, line = next(self._lines)
+        if line is None or self.size + len(line) >= LONGEST_LINE_BYTES:
+            raise _LineTooLong(too_long())
+        self.size += len(line)
+        return line.decode("utf8", "surrogateescape")
 
 
 def _rows(source: Source, dialect: Dialect, bad_rows: BadRows) -> Iterator[tuple[int, int, list[str]]]:

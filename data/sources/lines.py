@@ -112,6 +112,19 @@ def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[
             yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
+def whole_lines(source: Source) -> Iterator[tuple[int, bytes | None]]:
+    """Number lines from 1; None stands in place of one of `LONGEST_LINE_BYTES` or more."""
+    long_line = 0
+    for number, line in numbered_lines(source):
+        if number == long_line:
+            continue
+        if len(line) >= LONGEST_LINE_BYTES:
+            long_line = number
+            yield number, None
+        else:
+            yield number, line
+
+
 def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
     """Lines of plain text; of a line over 1 MiB, its parts."""
     number = 0

@@ -48,11 +48,8 @@ def parted(before: list[Turn], answers: Sequence[list[Turn]]) -> tuple[list[Turn
     """
     begin = next(iter(answers), [])[:-1]
     if any(turns[:-1] != begin or ASSISTANT not in dict(turns[-1:]) for turns in answers):
-        raise ValueError(
-            say("do not end with one answer each, after the same turns")
-            if len(answers) > 1
-            else say("ends with no answer")
-        )
+        problem = say("do not end with one answer each, after the same turns")
+        raise ValueError(problem if len(answers) > 1 else say("ends with no answer"))
     question = begin or before
     if begin and not _spoken(before) <= _spoken(begin):
         if (before[-1][0], begin[0][0]) == (USER, USER):
