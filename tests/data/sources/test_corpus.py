@@ -1,12 +1,14 @@
+"""The built-in corpus: what it holds, and where it is kept."""
+
 from __future__ import annotations
 
 import json
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from common.storage import NotMade, only_if_made
-from data.sources import corpus
 from data.sources.corpus import SampleCorpus, build_sample_corpus
 from settings.errors import UserError
 
@@ -33,7 +35,7 @@ def test_it_is_found_again(sample: SampleCorpus, tmp_path: Path) -> None:
 
 
 def test_a_python_without_sources_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "_library", lambda: tmp_path)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(UserError, match="carries no sources"):
         build_sample_corpus(tmp_path / "cache")
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]

@@ -1,3 +1,5 @@
+"""Dates: what is held out, and how a day is written."""
+
 from __future__ import annotations
 
 import json
