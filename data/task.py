@@ -52,7 +52,7 @@ class ShardFormat:
 
 
 class Task(Protocol):
-    """See `tasks.base.Task`, which says of each what most tasks answer."""
+    """See `tasks.base.BaseTask`, which says of each what most tasks answer."""
 
     shards: ClassVar[ShardFormat]
     is_windowed: ClassVar[bool]

@@ -77,7 +77,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Task:
+class BaseTask:
     """A kind of work: which rows it reads, what is learnt from them, and how well that is done.
 
     Args:
@@ -369,7 +369,7 @@ def random_keys(random: np.random.Generator, count: int) -> list[int]:
 
 
 if TYPE_CHECKING:
-    from data.task import Task as AskedTask
+    from data.task import Task
 
-    def _is_what_data_asks(task: Task) -> AskedTask:
+    def _is_what_data_asks(task: BaseTask) -> Task:
         return task

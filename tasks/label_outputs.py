@@ -32,7 +32,7 @@ from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from settings.errors import UserError
 from settings.fields import counted
-from tasks.base import Outputs, Scores, Task, Watch, random_ids, random_keys
+from tasks.base import BaseTask, Outputs, Scores, Watch, random_ids, random_keys
 
 if TYPE_CHECKING:
     from engine.blockwise import Objective
@@ -103,7 +103,7 @@ class LabelEncoder(Encoder):
         return encoder.encode(texts), [np.array(row, float) for row in labels]
 
 
-class LabelOutputs(Task):
+class LabelOutputs(BaseTask):
     """A task whose rows are texts with labels, and whose model has a head over labels."""
 
     # From a file to a batch.

@@ -22,10 +22,10 @@ from data.task import ShardFormat
 from data.text.conversations import ANSWERS, MESSAGES_COLUMNS
 from settings.declared import DataConfig
 from settings.fields import AUTO
-from tasks.base import Task
+from tasks.base import BaseTask
 
 
-class Pairs(Task):
+class Pairs(BaseTask):
     # From a file to a batch.
 
     # Rows of evaluation may have further right answers behind the first, each with end of text.

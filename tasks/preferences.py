@@ -26,7 +26,7 @@ from data.text.templates import Turn
 from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from settings.errors import UserError
 from settings.tasks import PREFERENCE_LOSSES
-from tasks.base import Task, random_ids, random_keys
+from tasks.base import BaseTask, random_ids, random_keys
 
 if TYPE_CHECKING:
     from engine.blockwise import Objective
@@ -47,7 +47,7 @@ class PreferenceExamples(Examples):
         yield (turns_in(row), row[:3]) if len(row) > 3 else ([], row)
 
 
-class Preferences(Task):
+class Preferences(BaseTask):
     # From a file to a batch.
 
     shards = ShardFormat("preferences", ("input_ids", "chosen", "rejected"))

@@ -24,12 +24,12 @@ from data.task import RowLimits, ShardFormat
 from data.text.proteins import PREPARATIONS
 from settings.declared import DataConfig
 from settings.fields import AUTO
-from tasks.base import Task
+from tasks.base import BaseTask
 
 ROW_TOKENS = 512  # A stored row has so many.
 
 
-class Spans(Task):
+class Spans(BaseTask):
     # From a file to a batch.
 
     # All documents stand one after the other, with end of text between them.
