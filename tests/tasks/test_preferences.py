@@ -155,7 +155,11 @@ def test_every_row_comes_once_with_both_answers_and_what_the_reference_says(pref
     (plain,) = loader.micro_batches(0, effective_batch_size=rows, batch_size=rows)
     assert isinstance(plain, PreferenceBatch)
     assert plain.reference is None
-    in_order = [prompt for n in range(rows) for prompt, *_ in texts_of(loader.batch_of(np.array([n])))]  # type: ignore[arg-type]
+    in_order = list[str]()
+    for number in range(rows):
+        row = loader.batch_of(np.array([number]))
+        assert isinstance(row, PreferenceBatch)
+        in_order += [prompt for prompt, *_ in texts_of(row)]
     loader.attach(np.stack([numbers, numbers + 0.5], 1).astype(np.float32))
     prompts = list[str]()
     for rank in range(3):

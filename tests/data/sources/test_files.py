@@ -200,8 +200,8 @@ def test_the_names_of_files_say_their_split(
     assert [source.path.name for source in held_out_sources(config.data)] == validation
     table = dict(passed_over(config.data, task_named("pairs")))
     assert table == {name: words.format(tmp_path) for name, words in notes.items()}
-    named = load("train", {"train_file": str(tmp_path), "validation_file": str(tmp_path / files[0])})
-    assert [source.path.name for source in held_out_sources(named.data)] == [Path(files[0]).name]
+    chosen = load("train", {"train_file": str(tmp_path), "validation_file": str(tmp_path / files[0])})
+    assert [source.path.name for source in held_out_sources(chosen.data)] == [Path(files[0]).name]
     if validation:
         assert names(tmp_path, "--validation_file") == validation
     assert len(find(str(tmp_path), "--input")) == len(files)
