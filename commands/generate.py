@@ -145,7 +145,7 @@ def generate(config: Config) -> None:
 def _print_answers(window: Window) -> None:
     for prompt, answer in window:
         for line in answer.shown:
-            print(line if prompt.place == TYPED else " ".join(line.splitlines()), flush=True)
+            print(line if prompt.origin == TYPED else " ".join(line.splitlines()), flush=True)
 
 
 def _json_line(prompt: Prompt, answer: Answered) -> str:
@@ -297,14 +297,14 @@ class Labelled:
             texts = [self.labeller.encode(prompt.text, prompt.words) for prompt in filled]
             for prompt, text in zip(filled, texts, strict=True):
                 if text.is_cut:
-                    self.cut.add(prompt.place)
+                    self.cut.add(prompt.origin)
             labels = iter(self.labeller.answers(texts))
             answered = Window()
             for prompt in window:
                 answer = Answered({self.labeller.column: None}, [""])
                 if prompt.text.strip():
                     label = next(labels)
-                    answer = Answered(label.columns, [label.shown])
+                    answer = Answered(label.columns, [label.line])
                 answered.append((prompt, answer))
             yield answered
 
@@ -351,7 +351,7 @@ class Encoder:
         (encoded,) = self.trained.tokenizer.encode_prompts([text], is_chat=bool(template.jinja))
         ids: list[int] = encoded.tolist()
         if len(ids) >= self.cut.longest and not (self.splits and len(prompt.turns) == 1):
-            self.cut.add(prompt.place)
+            self.cut.add(prompt.origin)
             ids = ids[: self.cut.longest - 1]
         return [*ids, self.trained.tokenizer.eos_id]
 

@@ -851,7 +851,7 @@ class Config:
 
     @property
     def task(self) -> Any:
-        """The `tasks.base.Task` of these settings; before the data have decided between text and pairs that of
+        """The `tasks.base.BaseTask` of these settings; before the data have decided between text and pairs that of
         pairs.
         """
         return task_for(self.data.objective, self.model.head)

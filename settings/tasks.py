@@ -144,7 +144,7 @@ def learns_labels(objective: str) -> bool:
 
 
 def task_named(name: str) -> Any:
-    """The `tasks.base.Task` of an objective; who lies below `tasks` declares as a protocol what it asks.
+    """The `tasks.base.BaseTask` of an objective; who lies below `tasks` declares as a protocol what it asks.
 
     Raises:
         KeyError: there is none of this name.

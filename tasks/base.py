@@ -77,7 +77,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Task:
+class BaseTask:
     """A kind of work: which rows it reads, what is learnt from them, and how well that is done.
 
     Args:
@@ -89,11 +89,16 @@ class Task:
     # From a file to a batch: what `data` asks.
 
     shards: ClassVar[ShardFormat]
-    is_windowed: ClassVar[bool] = False  # Whether rows are windows of all texts laid end to end.
-    has_even_lengths: ClassVar[bool] = False  # Whether all rows have the same lengths.
-    needs_sentinels: ClassVar[bool] = False  # Whether the tokenizer must have <extra_id_0> ...
-    words_prompts: ClassVar[bool] = False  # Whether a template puts prompts into words.
-    contents: ClassVar[Sequence[str]] = ()  # Of files that are read without naming the task, by `data.sources.layouts`.
+    # Rows may be windows of all texts laid end to end:
+    is_windowed: ClassVar[bool] = False
+    # All rows may have the same lengths:
+    has_even_lengths: ClassVar[bool] = False
+    # The tokenizer may have to have <extra_id_0> and those after it:
+    needs_sentinels: ClassVar[bool] = False
+    # A template may put prompts into words:
+    words_prompts: ClassVar[bool] = False
+    # Files with these contents, by `data.sources.layouts`, are read without naming the task:
+    contents: ClassVar[Sequence[str]] = ()
     examples_class: ClassVar[type[Examples]] = Examples
 
     @property
@@ -177,19 +182,19 @@ class Task:
         target = source if data.max_target_len == AUTO else int(data.max_target_len)
         return Lengths(min(source, source + target - 2), source, target)
 
-    def rows_of(self, stored: Sequence[dict[str, Any]], lengths: Lengths) -> Sequence[dict[str, Any]]:
+    def rows_of(self, stored_rows: Sequence[dict[str, Any]], lengths: Lengths) -> Sequence[dict[str, Any]]:
         """The rows that stored ones are read as."""
-        return stored
+        return stored_rows
 
     def part_rows(self, parts: Sequence[Mapping[str, Any]], rows: Sequence[dict[str, Any]]) -> list[int]:
         """How many of `rows_of` belong to each part of the data, as a manifest lists these."""
         return [part["rows"] for part in parts]
 
     def longest(
-        self, stored: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
+        self, column_lengths: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
     ) -> tuple[int, ...]:
         """Encoder tokens, and the decoder tokens of each answer, of the longest rows that can come."""
-        inputs, *targets = (int(facts["longest"]) for facts in stored.values())
+        inputs, *targets = (int(facts["longest"]) for facts in column_lengths.values())
         bounds = settings.lengths
         return min(inputs, bounds.input_tokens), *(min(target, bounds.target_tokens) for target in targets)
 
@@ -202,11 +207,11 @@ class Task:
         answers = [np.minimum(target, bounds.target_tokens) for target in targets]
         return np.minimum(inputs, bounds.input_tokens), np.sum(answers, axis=0)
 
-    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> AnyRow:
+    def row(self, columns: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> AnyRow:
         """One row of a batch.
 
         Args:
-            stored: one of `rows_of`. key: 64 bits that fix every random choice.
+            columns: one of `rows_of`. key: 64 bits that fix every random choice.
         """
         raise NotImplementedError
 
@@ -240,8 +245,8 @@ class Task:
     def show_batch(self, batch: Batch, tokenizer: Tokenizer, label_names: Sequence[str]) -> Table:
         """A batch of one row, for a table."""
         sides = [batch.input_ids[0, : batch.input_lengths[0]]]
-        sides += [batch.labels[place, :length] for place, length in enumerate(batch.target_lengths)]
-        return [side_row(place, text_of_ids(tokenizer, ids), len(ids)) for place, ids in enumerate(sides)]
+        sides += [labels[:length] for labels, length in zip(batch.labels, batch.target_lengths, strict=True)]
+        return [side_row(number, text_of_ids(tokenizer, ids), len(ids)) for number, ids in enumerate(sides)]
 
     def show_rows(
         self, data: DataConfig, peek: Peek, count: int, examples: Examples, tokenizer: Tokenizer | None
@@ -251,14 +256,14 @@ class Task:
         """
         if tokenizer is None:
             texts = examples.usable(peek.rows).texts[:count]
-            return [side_row(place, text) for row in texts for place, text in enumerate(row)]
+            return [side_row(number, text) for row in texts for number, text in enumerate(row)]
         encoded = self.encoder(tokenizer, examples, self.limits(data))(peek.rows)
         sides = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in encoded.columns]
         rows = list(zip(*sides, strict=True))[: encoded.num_rows]
         table = [
-            side_row(place, tokenizer.decode_answer(ids), len(ids))
+            side_row(number, tokenizer.decode_answer(ids), len(ids))
             for row in rows[:count]
-            for place, ids in enumerate(row)
+            for number, ids in enumerate(row)
         ]
         is_cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
         cut_rows = int(np.any(is_cut, axis=0).sum())
@@ -267,7 +272,7 @@ class Task:
     # From a batch to a score: what training, evaluation and answers ask.
 
     answers_per_row: ClassVar[int] = 1
-    # Rows that `evaluate` answers where nobody says how many:
+    # `evaluate` answers so many rows where nobody says how many:
     answered_rows: ClassVar[int] = 0
     # Names of what evaluations of the loss count beside it:
     scores: ClassVar[tuple[str, ...]] = ()
@@ -364,7 +369,7 @@ def random_keys(random: np.random.Generator, count: int) -> list[int]:
 
 
 if TYPE_CHECKING:
-    from data.task import Task as AskedTask
+    from data.task import Task
 
-    def _is_what_data_asks(task: Task) -> AskedTask:
+    def _is_what_data_asks(task: BaseTask) -> Task:
         return task

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from engine.blockwise import Objective
 
 Counts = NDArray[np.int64]
-MOST_CLASSES_SHOWN = 12  # as a matrix, and pairs of classes where there are more
+MOST_CLASSES_SHOWN = 12  # More classes are not shown as a matrix, but by the pairs that are most often confused.
+# Pairs as label x classes + prediction, and how often each occurs:
+NO_PAIRS: tuple[Counts, Counts] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class LabelScores(Scores):
@@ -38,8 +40,7 @@ class LabelScores(Scores):
     def __init__(self, names: Sequence[str], write: Watch | None = None) -> None:
         self.names = tuple(names)
         self._write = write
-        # label x classes + prediction; how often
-        self._pairs: tuple[Counts, Counts] = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._pairs = NO_PAIRS
         self._numbers: list[NDArray[np.float32]] = []  # (2, n): labels and predictions
 
     def watch(self, batch: Batch, objective: Objective) -> None:
@@ -64,17 +65,22 @@ class LabelScores(Scores):
             self._numbers.append(np.stack([labels[counted], logits[counted, 0]]).astype(np.float32))
 
     def _count_pairs(self, pairs: Counts, counts: Counts) -> None:
-        known, known_counts = self._pairs
-        distinct, places = np.unique(np.concatenate([known, pairs]), return_inverse=True)
+        all_pairs = np.concatenate([self._pairs[0], pairs])
+        distinct, index = np.unique(all_pairs, return_inverse=True)
         sums = np.zeros(len(distinct), np.int64)
-        np.add.at(sums, places, np.concatenate([known_counts, counts]))
-        self._pairs = distinct, sums
+        np.add.at(sums, index, np.concatenate([self._pairs[1], counts]))
+        self._pairs = (distinct, sums)
+
+    def _matrix(self) -> tuple[Counts, Counts, Counts]:
+        """Label, prediction and count of each pair that occurs."""
+        pairs, counts = self._pairs
+        return pairs // len(self.names), pairs % len(self.names), counts
 
     def gather(self, processes: Processes) -> None:
         """Count those of all processes together."""
         if self.names:
             everyone = processes.gather(self._pairs)
-            self._pairs = np.zeros(0, np.int64), np.zeros(0, np.int64)
+            self._pairs = NO_PAIRS
             for pairs, counts in everyone:
                 self._count_pairs(pairs, counts)
         else:
@@ -94,11 +100,12 @@ class LabelScores(Scores):
         }
 
     def _scores_of_classes(self) -> dict[str, float]:
-        (label_of, prediction_of), counts = np.divmod(self._pairs[0], len(self.names)), self._pairs[1]
-        labels, predictions = (np.bincount(side, counts, len(self.names)) for side in (label_of, prediction_of))
-        is_right = label_of == prediction_of
-        hits = np.bincount(label_of[is_right], counts[is_right], len(self.names))
-        total, right = labels.sum(), hits.sum()
+        label_of, prediction_of, counts = self._matrix()
+        labels = np.bincount(label_of, counts, len(self.names))
+        predictions = np.bincount(prediction_of, counts, len(self.names))
+        hits = np.bincount(label_of, counts * (label_of == prediction_of), len(self.names))
+        total = labels.sum()
+        right = hits.sum()
         occurs = labels + predictions > 0
         f1 = 2 * hits[occurs] / (labels + predictions)[occurs]
         spread = np.sqrt((total**2 - predictions @ predictions) * (total**2 - labels @ labels))
@@ -111,7 +118,7 @@ class LabelScores(Scores):
         """
         if not len(self._pairs[0]):
             return []
-        (labels, predictions), counts = np.divmod(self._pairs[0], len(self.names)), self._pairs[1]
+        labels, predictions, counts = self._matrix()
         if len(self.names) > MOST_CLASSES_SHOWN:
             return self._confused(labels, predictions, counts)
         matrix = np.zeros((len(self.names), len(self.names)), np.int64)
@@ -126,7 +133,8 @@ class LabelScores(Scores):
         """The pairs of classes that are most often confused."""
         rows: list[tuple[str, str]] = [(say("label \\ prediction"), say("most often confused"))]
         for pair in np.argsort(np.where(labels == predictions, 0, -counts), kind="stable")[:MOST_CLASSES_SHOWN]:
-            label, prediction = labels[pair], predictions[pair]
+            label = labels[pair]
+            prediction = predictions[pair]
             if label != prediction:
                 share = say("{count} of {all}", count=f"{counts[pair]:,}", all=f"{counts[labels == label].sum():,}")
                 rows.append((f"  {self.names[label]} \\ {self.names[prediction]}", share))
@@ -134,11 +142,12 @@ class LabelScores(Scores):
 
 
 def _ranks(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[places]
+    _, index, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[index]
 
 
 def _correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    one, other = one - one.mean(), other - other.mean()
+    one = one - one.mean()
+    other = other - other.mean()
     size = float(np.sqrt((one @ one) * (other @ other)))
     return float(one @ other) / size if size else 0.0

@@ -15,17 +15,17 @@ from data.batches.rows import RowSettings
 from data.prepare.training_data import TrainingData
 from data.sources.columns import Columns
 from data.sources.corpus import build_sample_corpus
-from data.sources.layouts import CONVERSATIONS, PAIRS
-from data.sources.reading import recognised_columns
+from data.sources.layouts import CONVERSATIONS, PAIRS, recognise
+from data.sources.reading import head_of
 from data.sources.source import Source
 from data.task import ShardFormat
 from data.text.conversations import ANSWERS, MESSAGES_COLUMNS
 from settings.declared import DataConfig
 from settings.fields import AUTO
-from tasks.base import Task
+from tasks.base import BaseTask
 
 
-class Pairs(Task):
+class Pairs(BaseTask):
     # From a file to a batch.
 
     # Rows of evaluation may have further right answers behind the first, each with end of text.
@@ -37,9 +37,8 @@ class Pairs(Task):
         return build_sample_corpus(cache_dir, once).pairs, Columns(("prompt", "response"))
 
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
-        if sources and (columns := recognised_columns(data, PAIRS, sources[0])) is not None:
-            return columns
-        return Columns((data.prompt_column, data.response_column), data.history_column or "")
+        columns = recognise(data, head_of(sources[0]), PAIRS) if sources else None
+        return columns or Columns((data.prompt_column, data.response_column), data.history_column or "")
 
     def column_flags(self, columns: Sequence[str]) -> Sequence[str]:
         if columns[0] in ("prompt", *MESSAGES_COLUMNS):
@@ -55,14 +54,13 @@ class Pairs(Task):
             idle.append("expand_turns")
         return idle
 
-    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> Row:
-        answers = stored["labels"]
+    def row(self, columns: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> Row:
+        answers = columns["labels"]
         ends = np.flatnonzero(answers == settings.special.eos)[:-1] + 1
-        pieces = (
-            np.split(answers, ends) if len(ends) else [answers]
-        )  # Most rows have one answer, and splitting takes time.
-        first, *others = map(settings.target, pieces)
-        return Row(settings.input(stored["input_ids"]), first, key, others)
+        # Most rows have one answer, and splitting takes time.
+        pieces = np.split(answers, ends) if len(ends) else [answers]
+        first, *other_answers = map(settings.target, pieces)
+        return Row(settings.input(columns["input_ids"]), first, key, other_answers)
 
     # From a batch to a score.
 

@@ -15,8 +15,8 @@ from common.storage import Once
 from data.batches.collate import Batch, PreferenceBatch, PreferenceRow, collate_preferences
 from data.batches.rows import RowSettings
 from data.sources.columns import Columns
-from data.sources.layouts import PREFERENCES
-from data.sources.reading import recognised_columns
+from data.sources.layouts import PREFERENCES, recognise
+from data.sources.reading import head_of
 from data.sources.source import Source
 from data.task import ShardFormat
 from data.text.clean import Dropped
@@ -26,7 +26,7 @@ from data.text.templates import Turn
 from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from settings.errors import UserError
 from settings.tasks import PREFERENCE_LOSSES
-from tasks.base import Task, random_ids, random_keys
+from tasks.base import BaseTask, random_ids, random_keys
 
 if TYPE_CHECKING:
     from engine.blockwise import Objective
@@ -47,7 +47,7 @@ class PreferenceExamples(Examples):
         yield (turns_in(row), row[:3]) if len(row) > 3 else ([], row)
 
 
-class Preferences(Task):
+class Preferences(BaseTask):
     # From a file to a batch.
 
     shards = ShardFormat("preferences", ("input_ids", "chosen", "rejected"))
@@ -66,9 +66,8 @@ class Preferences(Task):
         return [say(problem, train_file=file, chosen_column=data.chosen_column)]
 
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
-        if sources and (columns := recognised_columns(data, PREFERENCES, sources[0])) is not None:
-            return columns
-        return Columns((data.prompt_column, data.chosen_column, data.rejected_column))
+        columns = recognise(data, head_of(sources[0]), PREFERENCES) if sources else None
+        return columns or Columns((data.prompt_column, data.chosen_column, data.rejected_column))
 
     def column_flags(self, columns: Sequence[str]) -> Sequence[str]:
         return () if columns[0] == "prompt" else ("prompt_column", "chosen_column", "rejected_column")
@@ -76,10 +75,10 @@ class Preferences(Task):
     def refuse_dropped(self, dropped: Dropped, files: str) -> None:
         check_answers(dropped, files)
 
-    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> PreferenceRow:
-        chosen = settings.target(stored["chosen"])
-        rejected = settings.target(stored["rejected"])
-        return PreferenceRow(settings.input(stored["input_ids"]), chosen, rejected, key)
+    def row(self, columns: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> PreferenceRow:
+        chosen = settings.target(columns["chosen"])
+        rejected = settings.target(columns["rejected"])
+        return PreferenceRow(settings.input(columns["input_ids"]), chosen, rejected, key)
 
     def collate(self, rows: Sequence[PreferenceRow], pad_token_id: int) -> PreferenceBatch:  # type: ignore[override]
         return collate_preferences(rows, pad_token_id)

@@ -20,8 +20,15 @@ from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import DataConfig
 from tasks.base import Outputs
-from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs, cells, predictions, probabilities
-from tasks.labelled import MASKED, Labelled
+from tasks.label_outputs import (
+    NO_LABEL,
+    EncodedText,
+    LabelAnswer,
+    LabelOutputs,
+    cells,
+    predictions,
+    probabilities,
+)
 
 
 class TextLabel(LabelColumns):
@@ -31,7 +38,7 @@ class TextLabel(LabelColumns):
         return label_of(cell, mask)
 
 
-class SequenceLabels(Labelled, LabelOutputs):
+class SequenceLabels(LabelOutputs):
     # From a file to a batch.
 
     # The number of a name, -100 where none is trained; or what is predicted itself, NaN where it is not.
@@ -44,11 +51,11 @@ class SequenceLabels(Labelled, LabelOutputs):
         return encoder.encode([text])[0], labels
 
     def show_words(self, labels: Sequence[str | None]) -> tuple[str, str]:
-        return say("label"), shown(labels[0] or MASKED)
+        return say("label"), shown(labels[0] or NO_LABEL)
 
     def show(self, tokenizer: Tokenizer, ids: NDArray[Any], labels: Sequence[str | None]) -> Table:
         text = text_of_ids(tokenizer, ids)
-        return [side_row(0, text, len(ids)), (say("label"), labels[0] or MASKED)]
+        return [side_row(0, text, len(ids)), (say("label"), labels[0] or NO_LABEL)]
 
     # From a batch to a score.
 

@@ -24,12 +24,12 @@ from data.task import RowLimits, ShardFormat
 from data.text.proteins import PREPARATIONS
 from settings.declared import DataConfig
 from settings.fields import AUTO
-from tasks.base import Task
+from tasks.base import BaseTask
 
-ROW_TOKENS = 512  # of a stored row
+ROW_TOKENS = 512  # A stored row has so many.
 
 
-class Spans(Task):
+class Spans(BaseTask):
     # From a file to a batch.
 
     # All documents stand one after the other, with end of text between them.
@@ -57,8 +57,8 @@ class Spans(Task):
     def shard_facts(self, data: DataConfig, columns: Columns) -> dict[str, object]:
         return {"prepare_text": data.prepare_text} if data.prepare_text in PREPARATIONS else {}
 
-    def rows_of(self, stored: Sequence[dict[str, Any]], lengths: Lengths) -> Sequence[dict[str, Any]]:
-        return TokenStream(stored, lengths.raw_tokens)
+    def rows_of(self, stored_rows: Sequence[dict[str, Any]], lengths: Lengths) -> Sequence[dict[str, Any]]:
+        return TokenStream(stored_rows, lengths.raw_tokens)
 
     def part_rows(self, parts: Sequence[Mapping[str, Any]], rows: Sequence[dict[str, Any]]) -> list[int]:
         # A window belongs to the part that it begins in.
@@ -67,13 +67,13 @@ class Spans(Task):
         return [int(count) for count in np.diff(windows, prepend=0)]
 
     def longest(
-        self, stored: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
+        self, column_lengths: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
     ) -> tuple[int, ...]:
         return settings.lengths.input_tokens, settings.lengths.target_tokens
 
-    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> Row:
+    def row(self, columns: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> Row:
         random = np.random.Generator(np.random.Philox(key=key))
-        return Row(*self.corrupt(stored["tokens"], random, settings), key)
+        return Row(*self.corrupt(columns["tokens"], random, settings), key)
 
     def length_title(self, column: str) -> str | None:
         return say("tokens per text")
@@ -99,7 +99,7 @@ class SpanCorruption(Spans):
         return Lengths(*corruption.span_corruption_lengths(data.max_seq_len, *masking, num_sentinels, target))
 
     def longest(
-        self, stored: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
+        self, column_lengths: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
     ) -> tuple[int, ...]:
         masking = settings.noise_density, settings.mean_noise_span
         return corruption.corrupted_lengths(_window_tokens(rows), *masking, len(settings.special.sentinels))
@@ -143,7 +143,7 @@ class Denoising(Spans):
         return Lengths(longest - 1, longest, longest)
 
     def longest(
-        self, stored: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
+        self, column_lengths: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
     ) -> tuple[int, ...]:
         tokens = _window_tokens(rows) + 1
         return tokens, tokens

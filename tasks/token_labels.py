@@ -25,8 +25,18 @@ from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import DataConfig
 from settings.errors import UserError
 from tasks.base import Outputs
-from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs, cells, in_line, predictions, probabilities
-from tasks.labelled import LabelEncoder, Labelled, Labels, aligned
+from tasks.label_outputs import (
+    EncodedText,
+    LabelAnswer,
+    LabelEncoder,
+    LabelOutputs,
+    Labels,
+    aligned,
+    cells,
+    in_line,
+    predictions,
+    probabilities,
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class WordLabelEncoder(LabelEncoder):
         return rows, placed
 
 
-class TokenLabels(Labelled, LabelOutputs):
+class TokenLabels(LabelOutputs):
     # From a file to a batch.
 
     # As for one label a text, and of each token one.
@@ -79,8 +89,8 @@ class TokenLabels(Labelled, LabelOutputs):
     def encoder(self, tokenizer: Tokenizer, examples: Examples, limits: RowLimits) -> Encoder:
         return WordLabelEncoder(tokenizer, examples, limits)
 
-    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> LabelledRow:
-        row = super().row(stored, key, settings)
+    def row(self, columns: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> LabelledRow:
+        row = super().row(columns, key, settings)
         tokens = len(row.input_ids)
         if len(row.labels) <= tokens:
             return row
@@ -111,28 +121,27 @@ class TokenLabels(Labelled, LabelOutputs):
         """With the places of its words, or of its letters: those of a protein, or of a single word with a token for
         each.
         """
-        ids, places = encoder.with_places(text, words)
-        if words is None and len(places) == 1 < len(text):
+        ids, first_tokens = encoder.with_places(text, words)
+        if words is None and len(first_tokens) == 1 < len(text):
             with suppress(UserError):  # Where letters share a token, the word has one label.
-                ids, places = encoder.with_places(text, len(text))
+                ids, first_tokens = encoder.with_places(text, len(text))
         is_cut = len(ids) >= longest
         ids = ids[: longest - 1]
-        return EncodedText([*ids.tolist(), encoder.tokenizer.eos_id], is_cut, np.where(places < len(ids), places, -1))
+        first_tokens = np.where(first_tokens < len(ids), first_tokens, -1)
+        return EncodedText([*ids.tolist(), encoder.tokenizer.eos_id], is_cut, first_tokens)
 
     def answer(self, text: EncodedText, outputs: Outputs, names: Sequence[str]) -> LabelAnswer:
         """`labels` of the words or letters with the probability of each in `probabilities`, or `numbers`; null where
         none is.
         """
-        assert text.places is not None
-        of_tokens = [*predictions(outputs, names), None]  # What has no token, place -1, has no label.
-        labels = [of_tokens[place] for place in text.places]
-        shown = in_line(labels, names)
-        if not names:
-            return LabelAnswer({self.column(names): labels}, shown)
-        of_tokens = [*probabilities(outputs).max(-1).tolist(), None]
-        return LabelAnswer(
-            {self.column(names): labels, "probabilities": [of_tokens[place] for place in text.places]}, shown
-        )
+        assert text.first_tokens is not None
+        of_tokens = [*predictions(outputs, names), None]  # What has no token, at -1, has no label.
+        labels = [of_tokens[token] for token in text.first_tokens]
+        columns: dict[str, Any] = {self.column(names): labels}
+        if names:
+            of_tokens = [*probabilities(outputs).max(-1).tolist(), None]
+            columns["probabilities"] = [of_tokens[token] for token in text.first_tokens]
+        return LabelAnswer(columns, in_line(labels, names))
 
     def rows_beside_labels(
         self, batch: Batch, outputs: Outputs, names: Sequence[str], tokenizer: Tokenizer

@@ -100,7 +100,7 @@ class Encoder:
             columns,
             uncut,
             unknown,
-            np.array(usable.places, np.int64),
+            np.array(usable.row_numbers, np.int64),
             usable.blank,
             text_bytes(rows),
             usable.dropped,

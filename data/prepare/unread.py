@@ -23,7 +23,7 @@ from settings.fields import counted, listed
 GROUPS = {
     "descriptions": "{count} .json next to other data files, usually metadata, first {file}; give it too if it holds rows",
     "test": "{files} named as test data, first {file}",
-    "others": "{files} whose names mention no split, first {file}",
+    "unsorted": "{files} whose names mention no split, first {file}",
     "validation": "{files} named as validation data, first {file}",
     "unheeded": "{files} named as validation or test data, because none is named train, first {file}",
 }
@@ -36,7 +36,7 @@ def passed_over(data: DataConfig, task: Task) -> Table:
         with suppress(UserError, OSError):
             parts = [listing(part, flag) for _, part in numbered_parts(spec, flag)]
             table += _of_files(parts, flag == "--train_file" and data.validation_file is None)
-            table += _of_columns(data, task, [detect(part.taken[0], flag) for part in parts if part.taken])
+            table += _of_columns(data, task, [detect(part.files[0], flag) for part in parts if part.files])
     return list(dict.fromkeys(table))
 
 
@@ -46,7 +46,7 @@ def _of_files(parts: Sequence[Listing], holds_out: bool) -> Table:
     Args:
         holds_out: whether those for validation are read.
     """
-    taken = set(chain.from_iterable(part.taken for part in parts))
+    taken = set(chain.from_iterable(part.files for part in parts))
     titles = {"unheeded": "read too", "validation": "held out" if holds_out else "not read"}
     messages = defaultdict[str, list[str]](list)
     for group, message in GROUPS.items():

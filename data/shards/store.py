@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ from settings.errors import UserError, refuse
 
 FORMAT = 3
 MANIFEST = "manifest.json"
-TRAIN, VALIDATION, TOKENIZER = "train", "validation", "tokenizer"
+TRAIN = "train"
+VALIDATION = "validation"
+TOKENIZER = "tokenizer"
 BATCH_ROWS = 128
 LengthFacts = dict[str, Any]
 _sound: set[tuple[str, int, int]] = set()  # path, size and time of change of files that were checked
@@ -163,26 +166,14 @@ class Manifest:
 
 def list_lengths(paths: Sequence[Path], columns: Sequence[str]) -> list[NDArray[np.int64]]:
     """How long the cells of columns of shard files are, (rows,) each; of the cells themselves nothing is read."""
-    found: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
+    parts: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
     for path in paths:
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
             for number in range(file.num_record_batches):
                 batch = file.get_batch(number)
-                for lengths, name in zip(found, columns, strict=True):
+                for lengths, name in zip(parts, columns, strict=True):
                     lengths.append(np.diff(batch.column(name).offsets.to_numpy()).astype(np.int64))
-    return [np.concatenate(parts) for parts in found]
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
+    return [np.concatenate(lengths) for lengths in parts]
 
 
 def _is_count(value: Any) -> bool:
@@ -199,16 +190,16 @@ def _is_kind(value: Any) -> bool:
     return value in list(shard_readers())
 
 
-# What a manifest must hold: what a value is, [what each member is], or {name: what it is}; "*" stands for every name.
-_LENGTHS = {"longest": _is_count, "longest_uncut": _is_count, "mean": _is_number, "histogram": _is_list}
+# What a manifest must hold: a type or a test, [what each member is], or {name: what it is}; "*" is every name.
+_LENGTHS = {"longest": _is_count, "longest_uncut": _is_count, "mean": (int, float), "histogram": list}
 _SPLIT = {
     "counts": {"*": _is_count},
     "lengths": {"*": _LENGTHS},
-    "parts": [{"name": _is_text, "rows": _is_count, "tokens": _is_count}],
+    "parts": [{"name": str, "rows": _is_count, "tokens": _is_count}],
     "shards": [{"file": _is_file_name, "rows": _is_count, "crc32": _is_count}],
 }
 _TOKENIZER = {
-    "fingerprint": _is_text,
+    "fingerprint": str,
     "size": _is_count,
     "pad_id": _is_count,
     "eos_id": _is_count,
@@ -216,10 +207,10 @@ _TOKENIZER = {
 }
 FIELDS = {
     "kind": _is_kind,
-    "fingerprint": _is_text,
+    "fingerprint": str,
     "splits": {"*": _SPLIT},
-    "dropped": {"*": {"count": _is_count, "samples": [_is_text]}},
-    "labels": [_is_text],
+    "dropped": {"*": {"count": _is_count, "samples": [str]}},
+    "labels": [str],
     "label_counts": {"*": [_is_count]},
     "tokenizer": _TOKENIZER,
 }
@@ -237,7 +228,9 @@ def _wrong(value: Any, expected: Any, name: str) -> Iterator[str]:
         case [each], list():
             for member in value:
                 yield from _wrong(member, each, name)
-        case is_sound, _ if callable(is_sound) and is_sound(value):
+        case (type() | tuple(), _) if isinstance(value, expected):
+            pass
+        case is_sound, _ if isinstance(is_sound, FunctionType) and is_sound(value):
             pass
         case _:
             yield name
@@ -265,13 +258,13 @@ def check_shards(*split_dirs: Path) -> None:
             listed = manifest.content["splits"][split_dir.name]["shards"]
             for path, shard in zip(paths, listed, strict=True):
                 state = path.stat()
-                seen = str(path), state.st_size, state.st_mtime_ns
-                if seen in _sound:
+                version = (str(path), state.st_size, state.st_mtime_ns)
+                if version in _sound:
                     continue
                 checksum = _checksum(path, progress)
                 progress.add(shard["rows"], 0, path.name)
                 if checksum == shard["crc32"]:
-                    _sound.add(seen)
+                    _sound.add(version)
                     continue
                 problems.append(
                     say(

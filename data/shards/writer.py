@@ -29,7 +29,7 @@ from data.task import ShardFormat
 
 Column = tuple[NDArray[Any], NDArray[np.int64]]  # ids or labels of many rows end to end, and the length of each row
 BUFFER_BYTES = 1024**2
-SHARD_ROWS = 65536  # of one shard file
+SHARD_ROWS = 65536  # A shard file has no more rows.
 BEFORE_SCHEMA = 8  # bytes of an Arrow file, behind which it reads like a stream
 
 
@@ -57,9 +57,9 @@ class HeldColumn:
 
     def add_rest(self) -> None:
         """Make a row of the end of a stream, which is shorter than the others."""
-        rest = len(self.ids) - int(self.lengths.sum())
-        if rest:
-            self.lengths = np.append(self.lengths, rest)
+        last_length = len(self.ids) - int(self.lengths.sum())
+        if last_length:
+            self.lengths = np.append(self.lengths, last_length)
 
     def take(self, rows: int) -> pa.ListArray:
         """The first rows, which are no longer held."""
@@ -67,10 +67,10 @@ class HeldColumn:
         offsets = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
         size = int(offsets[-1])
-        taken = pa.ListArray.from_arrays(pa.array(offsets), pa.array(self.ids[:size]))
+        cells = pa.ListArray.from_arrays(pa.array(offsets), pa.array(self.ids[:size]))
         self.ids = self.ids[size:]
         self.lengths = self.lengths[rows:]
-        return taken
+        return cells
 
 
 class ShardWriter:
@@ -107,8 +107,9 @@ class ShardWriter:
         self._schema = pa.schema(fields, metadata={ROWS_PER_BATCH_KEY: str(BATCH_ROWS).encode()})
         self._file: _SummedFile | None = None
         self._arrow: Any = None
-        self._rows = 0  # of the open file
-        self._attempt = 0  # which its name counts
+        # Rows of the open file, and the number in its name, which each attempt to continue raises:
+        self._rows = 0
+        self._attempt = 0
         if state is not None:
             self._continue_from(state)
 
@@ -138,17 +139,17 @@ class ShardWriter:
 
     def add(self, columns: Sequence[Column]) -> None:
         """Append rows; of a stream, any number of tokens."""
-        for held, (ids, lengths) in zip(self._columns, columns, strict=True):
-            held.add(ids, lengths)
+        for column, (ids, lengths) in zip(self._columns, columns, strict=True):
+            column.add(ids, lengths)
         while len(self._columns[0].lengths) >= self._batch_rows():
-            self._write(self._next_batch())
+            self._write_held()
 
     def _batch_rows(self) -> int:
         return min(BATCH_ROWS, SHARD_ROWS - self._rows)
 
-    def _next_batch(self) -> pa.RecordBatch:
+    def _write_held(self) -> None:
         rows = self._batch_rows()
-        return pa.record_batch([column.take(rows) for column in self._columns], schema=self._schema)
+        self._write(pa.record_batch([column.take(rows) for column in self._columns], schema=self._schema))
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if self._file is None:
@@ -173,7 +174,7 @@ class ShardWriter:
         """Write the rows that are still held."""
         self._columns[0].add_rest()  # A stream has one column.
         if len(self._columns[0].lengths):
-            self._write(self._next_batch())
+            self._write_held()
         if self._rows:
             self._finish_shard()
 
@@ -182,8 +183,8 @@ class ShardWriter:
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
-        held = [(column.ids.tolist(), column.lengths.tolist()) for column in self._columns]
-        return {"shards": self.shards, "attempt": self._attempt, "rows": self._rows, "held": held}
+        columns = [(column.ids.tolist(), column.lengths.tolist()) for column in self._columns]
+        return {"shards": self.shards, "attempt": self._attempt, "rows": self._rows, "held": columns}
 
     def __enter__(self) -> ShardWriter:
         return self

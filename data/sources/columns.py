@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, repeat
 from typing import Any
 
 from common.language import join, say
@@ -20,7 +19,9 @@ from settings.fields import listed
 
 Record = Mapping[str, Any]
 RowOf = Callable[[Record], TextRow]
-PLAIN, MESSAGES, HISTORY = "plain", "messages", "history"
+PLAIN = "plain"
+MESSAGES = "messages"
+HISTORY = "history"
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,12 @@ class Columns:
         for expression in self._expressions(names):
             for cell in expression.cells:
                 kinds[cell.column] |= cell.shapes
-        # What was recognised in one file may be missing in another.
-        read = {*names} & {self.turns, self.system} - {""}
-        if self.turns and not (self.is_known and self.texts):
-            read.add(self.turns)
-        for name in sorted(read):
-            kinds[name] |= TEXT | TURNS if name == self.turns else TEXT
+        # A column that was recognised in one file may be missing in another; one that a setting names may not.
+        may_lack_turns = self.is_known and self.texts
+        if self.turns and (self.turns in names or not may_lack_turns):
+            kinds[self.turns] |= TEXT | TURNS
+        if self.system and self.system in names:
+            kinds[self.system] |= TEXT
         return dict(kinds)
 
     def _expressions(self, names: Sequence[str]) -> list[Expression]:
@@ -116,7 +117,7 @@ class Columns:
         answer = TEXT | SEVERAL_ANSWERS if self.has_answers else prompt
         if self.is_known and len(self.texts) == 2:
             answer |= NUMBER
-        shapes = chain([prompt], repeat(answer))
+        shapes = [prompt, answer, answer]
         texts = zip(self.texts, shapes, strict=False)
         return [Expression.parse(text, names, self.is_known, shape) for text, shape in texts if text]
 
@@ -157,12 +158,10 @@ class Columns:
         cells = [expression.text_or_turns(record) for expression in expressions]
         if self.texts[0]:
             turns += _as_turns(USER, cells.pop(0))
+        # A text under no question is a whole dialogue.
+        text_turns = partial(_as_turns, ASSISTANT) if turns else _dialogue
         try:
-            # A text under no question is a whole dialogue.
-            answers = [
-                dialogue(cell) if isinstance(cell, str) and not turns else _as_turns(ASSISTANT, cell) for cell in cells
-            ]
-            question, texts = parted(turns, answers)
+            question, texts = parted(turns, list(map(text_turns, cells)))
         except ValueError as error:
             names = join(" and ", self.texts[1:])
             raise ValueError(say("{name} {error}", name=names, error=error)) from None
@@ -183,9 +182,9 @@ class Columns:
         """The same texts, unless a prompt without a response, which teaches nothing; preferences are checked as a
         whole.
         """
-        said = list(map(str.strip, texts))
-        if len(texts) == 2 and "" in said:
-            raise ValueError(say("{value} is empty", value=self.cells()[said.index("")]))
+        stripped = list(map(str.strip, texts))
+        if len(texts) == 2 and "" in stripped:
+            raise ValueError(say("{value} is empty", value=self.cells()[stripped.index("")]))
         return tuple(texts)
 
     def _before(self, record: Record) -> list[Turn]:
@@ -204,6 +203,10 @@ class Columns:
 
 def _as_turns(role: str, cell: str | list[Turn]) -> list[Turn]:
     return [(role, cell)] if isinstance(cell, str) else cell
+
+
+def _dialogue(cell: str | list[Turn]) -> list[Turn]:
+    return dialogue(cell) if isinstance(cell, str) else cell
 
 
 def _json(value: object) -> str:

@@ -29,28 +29,31 @@ from data.sources.lines import batches
 from settings.errors import UserError
 
 FORMAT = 1  # raise it when the same installation would give other text
-LEFT_OUT = {
-    "test",
-    "tests",
-    "idlelib",
-    "idle_test",
-    "lib2to3",
-    "site-packages",
-    "dist-packages",
-    "encodings",
-    "turtledemo",
-    "__pycache__",
-    "ensurepip",
-    "pydoc_data",
-    "config",
-    "__phello__",
-    "msilib",
-    "distutils",
-}
+LEFT_OUT = set(
+    [
+        "test",
+        "tests",
+        "idlelib",
+        "idle_test",
+        "lib2to3",
+        "site-packages",
+        "dist-packages",
+        "encodings",
+        "turtledemo",
+        "__pycache__",
+        "ensurepip",
+        "pydoc_data",
+        "config",
+        "__phello__",
+        "msilib",
+        "distutils",
+    ]
+)
 DOCUMENT_CHARS = 2000  # short docstrings of one module share a document up to about this length
-COMMENT_BLOCK = re.compile(r"(?m)(?:^[^\S\n]*#.*$\n?){3,}")  # of three lines or more
+COMMENT_BLOCK = re.compile(r"(?m)(?:^[^\S\n]*#.*$\n?){3,}")  # Shorter ones say little.
 COMMENT_MARKS = re.compile(r"(?m)^[^\S\n]*#+ ?|[^\S\n]+$")
-PROMPT_CHARS, RESPONSE_CHARS = (40, 1000), (15, 120)
+PROMPT_CHARS = (40, 1000)
+RESPONSE_CHARS = (15, 120)
 
 
 @dataclass(frozen=True)
@@ -78,29 +81,29 @@ def build_sample_corpus(cache_dir: str | Path, once: Once = make_once) -> Sample
 
 def _build(folder: Path) -> None:
     folder.mkdir()
-    seen: set[bytes] = set()
+    digests: set[bytes] = set()
     documents = rows = 0
     with (folder / "text.jsonl").open("wb") as text, (folder / "pairs.jsonl").open("wb") as pairs:
         for document in _reference():
-            documents += _write(text, seen, {"text": document})
+            documents += _write(text, digests, {"text": document})
         for source, tree in _modules():
             for document in _documents(_prose(source, tree)):
-                documents += _write(text, seen, {"text": document})
+                documents += _write(text, digests, {"text": document})
             for prompt, response in _pairs(source, tree):
-                rows += _write(pairs, seen, {"prompt": prompt, "response": response})
+                rows += _write(pairs, digests, {"prompt": prompt, "response": response})
     if documents < 100 or rows < 100:
         raise UserError(
             "--train_file: this Python carries no sources to build the sample from; give a file of your own"
         )
 
 
-def _write(file: BinaryIO, seen: set[bytes], row: dict[str, str]) -> int:
+def _write(file: BinaryIO, digests: set[bytes], row: dict[str, str]) -> int:
     """Write a row unless it was written before; how many were written."""
     line = json.dumps(row, ensure_ascii=False).encode("utf8", "replace")  # a docstring may hold half a surrogate pair
     digest = hashlib.blake2b(line, digest_size=8).digest()
-    if digest in seen:
+    if digest in digests:
         return 0
-    seen.add(digest)
+    digests.add(digest)
     file.write(line + b"\n")
     return 1
 
@@ -174,8 +177,8 @@ def _pairs(source: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 def _without_docstring(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     docstring = node.body[0]
-    kept = lines[node.lineno - 1 : docstring.lineno - 1] + lines[docstring.end_lineno : node.end_lineno]
-    return textwrap.dedent("\n".join(line for line in kept if line.strip()))
+    code = lines[node.lineno - 1 : docstring.lineno - 1] + lines[docstring.end_lineno : node.end_lineno]
+    return textwrap.dedent("\n".join(line for line in code if line.strip()))
 
 
 def _within(text: str, bounds: tuple[int, int]) -> bool:

@@ -10,15 +10,25 @@ from itertools import chain, dropwhile, islice
 from typing import Any
 
 from common.language import join, say
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, encoding_of, numbered_lines, too_long, up_to
+from data.sources.lines import (
+    LONGEST_LINE_BYTES,
+    BadRows,
+    Record,
+    encoding_of,
+    numbered_lines,
+    too_long,
+    up_to,
+    whole_lines,
+)
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
 from settings.errors import reason_of
 from settings.fields import counted, is_encodable
 
-UNQUOTED_CHARS = 16 * 1024**2  # of TSV in which a quoted cell is looked for, and
-QUOTED_CHARS = 1024**2  # from there on, in which all that begin with a quote have to be such cells
-OTHER_DELIMITERS = ";\t"  # of CSV as spreadsheets write it where the comma is the decimal sign
+# A quoted cell of TSV is looked for in so much; from there on all cells that begin with a quote have to be such ones.
+UNQUOTED_CHARS = 16 * 1024**2
+QUOTED_CHARS = 1024**2
+OTHER_DELIMITERS = ";\t"  # Spreadsheets write CSV with these where the comma is the decimal sign.
 
 
 @dataclass(frozen=True)
@@ -79,13 +89,13 @@ class Csv(Reader):
         rows = _rows(source, head.dialect, bad_rows)
         next(rows)  # the header
         width = len(head.names)
-        places = dict(zip(columns, map(head.names.index, columns), strict=True))
+        indices = {name: head.names.index(name) for name in columns}
         for number, last, cells in rows:
             if len(cells) != width:
                 problem = say("has {cells}, the header has {count}", cells=counted(len(cells), "cell"), count=width)
                 bad_rows.add(source, number, _with_end(problem, number, last))
                 continue
-            record = {name: cells[place] for name, place in places.items()}
+            record = {name: cells[index] for name, index in indices.items()}
             if is_encodable("".join(record.values())):
                 yield number, record
             else:
@@ -132,8 +142,7 @@ class _Lines:
     """
 
     def __init__(self, source: Source) -> None:
-        self._lines = numbered_lines(source)
-        self._too_long = 0
+        self._lines = whole_lines(source)
         self.number = 0
         self.size = 0
 
@@ -141,16 +150,11 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        for number, line in self._lines:
-            self.number = number
-            if number == self._too_long:  # its later parts
-                continue
-            self.size += len(line)
-            if self.size >= LONGEST_LINE_BYTES:
-                self._too_long = number
-                raise _LineTooLong(too_long())
-            return line.decode("utf8", "surrogateescape")
-        raise StopIteration
+        self.number, line = next(self._lines)
+        if line is None or self.size + len(line) >= LONGEST_LINE_BYTES:
+            raise _LineTooLong(too_long())
+        self.size += len(line)
+        return line.decode("utf8", "surrogateescape")
 
 
 def _rows(source: Source, dialect: Dialect, bad_rows: BadRows) -> Iterator[tuple[int, int, list[str]]]:

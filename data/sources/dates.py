@@ -20,13 +20,15 @@ from random import Random
 from common.storage import make_once
 
 FORMAT = 1  # raise it when the rows change
-FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
+FIRST = date(1900, 1, 1)
+LAST = date(2099, 12, 31)
 HELD_OUT_YEARS = frozenset(range(1903, 2100, 11))  # 18, spread over all decades and last digits
-TRAIN_ROWS, HELD_OUT_ROWS = 40_000, 1000
+TRAIN_ROWS = 40_000
+HELD_OUT_ROWS = 1000
 SLIP = 0.2  # share of rows with one
 SHORTEST_SLIPPED = 5  # letters of a name; of shorter ones too little would be left
 
-MONTHS = (
+MONTHS = [
     "January",
     "February",
     "March",
@@ -39,10 +41,10 @@ MONTHS = (
     "October",
     "November",
     "December",
-)
-WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-UNITS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
-TEENS = (
+]
+WEEKDAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+UNITS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
+TEENS = [
     "tenth",
     "eleventh",
     "twelfth",
@@ -53,11 +55,12 @@ TEENS = (
     "seventeenth",
     "eighteenth",
     "nineteenth",
-)
+]
 ORDINALS = ("", *UNITS, *TEENS, "twentieth", *map("twenty-{}".format, UNITS), "thirtieth", "thirty-first")
 NUMERALS = "〇一二三四五六七八九"
 TENS = ("", "十", "二十", "三十")
-ORDINARY, WIDE = "0123456789", "０１２３４５６７８９"
+ORDINARY = "0123456789"
+WIDE = "０１２３４５６７８９"
 
 ENGLISH = (
     "{month} {day}, {year}",
@@ -129,7 +132,7 @@ def build_sample_dates(cache_dir: str | Path) -> SampleDates:
 
 def _build(folder: Path) -> None:
     folder.mkdir()
-    seen: set[str] = set()
+    texts: set[str] = set()
     everything = (*ENGLISH, *CHINESE)
     parts: dict[str, tuple[int, tuple[str, ...], bool]] = {
         "train": (TRAIN_ROWS, everything, False),
@@ -138,23 +141,25 @@ def _build(folder: Path) -> None:
         **{name: (HELD_OUT_ROWS, (form,), False) for name, form in HELD_OUT_FORMS.items()},
     }
     for number, (name, (count, forms, held_out)) in enumerate(parts.items()):
-        made = rows(Random(number), forms, held_out, count, seen)
-        lines = (json.dumps({"prompt": text, "response": iso}, ensure_ascii=False) + "\n" for text, iso in made)
+        dates = rows(Random(number), forms, held_out, count, texts)
+        lines = (json.dumps({"prompt": text, "response": iso}, ensure_ascii=False) + "\n" for text, iso in dates)
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf8")
 
 
-def rows(draw: Random, forms: tuple[str, ...], held_out: bool, count: int, seen: set[str]) -> Iterator[tuple[str, str]]:
+def rows(
+    draw: Random, forms: tuple[str, ...], held_out: bool, count: int, texts: set[str]
+) -> Iterator[tuple[str, str]]:
     """Draw written dates and their ISO form.
 
     Args:
         forms: of which each row takes one. held_out: of the years held out, or of the others.
-        seen: texts that no row repeats; grows.
+        texts: that no row repeats; grows.
     """
     while count:
         day = FIRST + timedelta(draw.randrange((LAST - FIRST).days + 1))
         text = write(day, draw.choice(forms), draw)
-        if (day.year in HELD_OUT_YEARS) == held_out and text not in seen:
-            seen.add(text)
+        if (day.year in HELD_OUT_YEARS) == held_out and text not in texts:
+            texts.add(text)
             count -= 1
             yield text, day.isoformat()
 
@@ -208,9 +213,11 @@ def _slipped(name: str, draw: Random) -> str:
     """A long name with one letter lost, doubled, or swapped with the next."""
     if len(name) < SHORTEST_SLIPPED:
         return name
-    place = draw.randrange(1, len(name) - 1)
-    left, letter, right = name[:place], name[place], name[place + 1 :]
-    return draw.choice((left + right, left + letter + letter + right, left + right[0] + letter + right[1:]))
+    slip = draw.randrange(1, len(name) - 1)
+    before = name[:slip]
+    letter = name[slip]
+    after = name[slip + 1 :]
+    return draw.choice((before + after, before + letter + letter + after, before + after[0] + letter + after[1:]))
 
 
 def _ending(number: int) -> str:

@@ -166,7 +166,7 @@ def _list_address(address: str, name: str) -> Listing:
 def _files_of(part: str, name: str) -> Sequence[Place]:
     """The files of one part that are read, without empty ones beside others."""
     try:
-        files = listing(part, name).taken
+        files = listing(part, name).files
         files = [file for file in files if file.stat().st_size] or files
     except OSError as error:
         raise UserError(
@@ -207,7 +207,7 @@ def source_facts(sources: Iterable[Source]) -> list[dict[str, Any]]:
             "modified_ns": state.st_mtime_ns,
             "part": source.part,
         }
-        if source.kind == TSV:  # What was made of it by another rule is made anew.
+        if source.kind == TSV:  # Shards that were written by the rule of earlier versions are written anew.
             fact["quotes"] = "where cells have them"
         facts.append(fact)
     return facts

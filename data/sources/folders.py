@@ -29,7 +29,8 @@ NO_ROWS = (
     *("vocab.json", "special_tokens_map.json", "added_tokens.json", "prompt_template.json"),
     "model.safetensors.index.json",
 )
-CACHED = re.compile(r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow")  # what `datasets` keeps of map() beside its data
+# `datasets` keeps what map() gave beside its data.
+CACHED = re.compile(r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow")
 # Words in names of folders and files that say to which split a file belongs, as Hugging Face `datasets` has them.
 SPLIT_WORDS = {
     "train": {"train", "training"},
@@ -46,18 +47,18 @@ class Listing:
     """The files of one part of what the user named.
 
     Args:
-        taken: are read. descriptions: `.json` of a folder beside other data files, which it mostly describes: left out.
+        files: are read. descriptions: `.json` of a folder beside other data files, which it mostly describes: left out.
             Those that never hold rows are not among them.
-        validation, test, others: of a folder in which names of files say train, those that say something else, or
+        validation, test, unsorted: of a folder in which names of files say train, those that say something else, or
             nothing.
         unheeded: those that say validation or test and are read all the same, as no other says train.
     """
 
-    taken: Sequence[Place]
+    files: Sequence[Place]
     descriptions: Sequence[Place] = ()
     validation: Sequence[Place] = ()
     test: Sequence[Place] = ()
-    others: Sequence[Place] = ()
+    unsorted: Sequence[Place] = ()
     unheeded: Sequence[Place] = ()
 
     @classmethod
@@ -71,13 +72,13 @@ class Listing:
         rows = {file: path for file, path in data_files.items() if data_suffix(path) != ".json"} or data_files
         descriptions = [file for file in data_files if file not in rows]
         by_split = _by_split(rows)
-        meant = next((split for split in SPLITS_OF.get(name, ()) if by_split[split]), None)
         if name not in SPLITS_OF:
             return cls(list(rows), descriptions)
-        if meant is None:
+        split = next((split for split in SPLITS_OF[name] if by_split[split]), None)
+        if split is None:
             return cls(list(rows), descriptions, unheeded=[*by_split["validation"], *by_split["test"]])
-        taken = by_split.pop(meant)
-        return cls(taken, descriptions, by_split.get("validation", ()), by_split.get("test", ()), by_split[""])
+        split_files = by_split.pop(split)
+        return cls(split_files, descriptions, by_split.get("validation", ()), by_split.get("test", ()), by_split[""])
 
 
 def _by_split(files: Mapping[Place, PurePath]) -> dict[str, list[Place]]:
@@ -96,7 +97,7 @@ def _by_split(files: Mapping[Place, PurePath]) -> dict[str, list[Place]]:
 def _split_of(path: str) -> str:
     """The split that a word of a path says; empty where none does."""
     words = set(BETWEEN_WORDS.split(path.lower()))
-    return next((split for split, known in SPLIT_WORDS.items() if known & words), "")
+    return next((split for split, names in SPLIT_WORDS.items() if names & words), "")
 
 
 def _may_hold_rows(path: PurePath) -> bool:
@@ -133,31 +134,31 @@ def _files_below(folder: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    seen: set[str] = set()
+    visited: set[str] = set()
     for root, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         real = os.path.realpath(root)
-        if real in seen:
+        if real in visited:
             folders.clear()
             continue
-        seen.add(real)
+        visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN_FOLDERS))
         yield from filter(Path.is_file, map(Path(root).joinpath, files))
 
 
 def _list_saved_splits(folder: Path, splits: Sequence[Any], name: str) -> Listing:
     """The files of a saved dictionary of datasets: those of the split that is meant, and of others what can be read."""
-    meant = SPLITS_OF.get(name, ("train",))
-    split = next((split for split in meant if split in splits), None)
+    wanted_splits = SPLITS_OF.get(name, ("train",))
+    split = next((split for split in wanted_splits if split in splits), None)
     if split is None:
         raise UserError(
             "{name} = {folder}, has the splits {splits} and no {wanted}; give the folder of one",
             name=name,
             folder=folder,
             splits=listed(splits),
-            wanted=meant[0],
+            wanted=wanted_splits[0],
         )
-    files: dict[str, Sequence[Path]] = {"taken": _saved_files(folder / split, name)}
-    for other in {"validation", "test"}.intersection(splits) - {*meant}:
+    files: dict[str, Sequence[Path]] = {"files": _saved_files(folder / split, name)}
+    for other in {"validation", "test"}.intersection(splits) - {*wanted_splits}:
         with suppress(UserError):  # A split without rows is none.
             files[other] = _saved_files(folder / other, name)
     return Listing(**files)

@@ -19,12 +19,19 @@ class Format(NamedTuple):
     counts_lines: bool = False
 
 
-PARQUET, ARROW_FILE, ARROW_STREAM = "parquet", "arrow file", "arrow stream"
-JSONL, JSON, CSV, TSV, TEXT, FASTA = "jsonl", "json", "csv", "tsv", "text", "fasta"
+PARQUET = "parquet"
+ARROW_FILE = "arrow file"
+ARROW_STREAM = "arrow stream"
+JSONL = "jsonl"
+JSON = "json"
+CSV = "csv"
+TSV = "tsv"
+TEXT = "text"
+FASTA = "fasta"
 FORMATS = {
     PARQUET: Format("tables:Parquet", (".parquet",)),
-    ARROW_FILE: Format("tables:ArrowFile", (".arrow",)),
-    ARROW_STREAM: Format("tables:ArrowStream"),
+    ARROW_FILE: Format("tables:Arrow", (".arrow",)),
+    ARROW_STREAM: Format("tables:Arrow"),
     JSONL: Format("json_rows:JsonLines", (".jsonl", ".ndjson", ".json"), counts_lines=True),
     JSON: Format("json_rows:JsonArray"),
     CSV: Format("csv_rows:Csv", (".csv",), counts_lines=True),

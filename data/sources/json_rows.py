@@ -20,18 +20,20 @@ from data.sources.lines import (
     Record,
     blocks,
     not_utf8,
-    numbered_lines,
     too_long,
     up_to,
+    whole_lines,
 )
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
 from settings.errors import UserError
 
 GLUED = "holds several objects; write one object per line"
-LOOKED_AT_OBJECTS, LOOKED_AT_CHARS = 256, 1024**2  # of a file, for columns that some lack
-FIRST_BYTES = 4096  # of a file whose rows stand under a key
-# Of SQuAD's own files, whose rows are deeper.
+# The first objects of a file are looked at, up to these bounds, for columns that some lack.
+LOOKED_AT_OBJECTS = 256
+LOOKED_AT_CHARS = 1024**2
+FIRST_BYTES = 4096  # Within these the key stands under which the rows are.
+# What makes rows of SQuAD's own files, whose rows are deeper:
 SQUAD_ROWS = (
     "[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: "
     "[.answers[].text]}}}}]"
@@ -60,18 +62,14 @@ class JsonLines(Reader):
         return self._objects(source, bad_rows)
 
     def _values(self, source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Any]]:
-        too_long_line = 0
-        for number, line in numbered_lines(source):
-            if number == too_long_line or not line.strip():
-                continue
-            if len(line) >= LONGEST_LINE_BYTES:
-                too_long_line = number
+        for number, line in whole_lines(source):
+            if line is None:
                 bad_rows.add(source, number, too_long())
-                continue
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                bad_rows.add(source, number, _no_json(error))
+            elif line.strip():
+                try:
+                    yield number, json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    bad_rows.add(source, number, _no_json(error))
 
     def _objects(self, source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Record]]:
         for number, value in self._values(source, bad_rows):
@@ -89,10 +87,9 @@ class JsonLines(Reader):
         bad_rows = BadRows(skip=True)
         objects = (value for _, value in self._objects(source, bad_rows))
         firsts = list(up_to(islice(objects, LOOKED_AT_OBJECTS), LOOKED_AT_CHARS, lambda value: len(str(value))))
-        if not firsts:
-            raise UserError(_why_no_object(source, bad_rows))
-        if len(firsts) == 1:
-            _refuse_no_row(source, firsts[0])
+        problem = "" if len(firsts) > 1 else _why_no_rows(source, firsts, bad_rows)
+        if problem:
+            raise UserError(problem)
         return firsts
 
 
@@ -103,7 +100,7 @@ class JsonArray(JsonLines):
         decode_text = codecs.getincrementaldecoder("utf-8-sig")().decode
         decode_value = json.JSONDecoder().raw_decode
         number = 0
-        text = ""  # what of the file is not decoded yet
+        text = ""  # It was read, and no value was made of it yet.
         between = _OPENING
         is_closed = False
         for block in chain(blocks(source), [b""]):
@@ -178,15 +175,36 @@ def outline(cell: Any, depth: int = 2) -> Any:
     return cell
 
 
-def _why_no_object(source: Source, bad_rows: BadRows) -> str:
-    """Why a file gives no object: what is wrong with its first rows, or how it begins."""
+def _why_no_rows(source: Source, objects: list[Record], bad_rows: BadRows) -> str:
+    """Why a file of one object or none has no rows; empty where that object is one."""
     example = "".join(bad_rows.examples[:1])
-    if any(reason in example for reason in (say(GBK_REMEDY), too_long(), say(GLUED))):
-        return bad_rows.examples[0]
+    if not objects and any(reason in example for reason in (say(GBK_REMEDY), too_long(), say(GLUED))):
+        return example
     begin = next(blocks(source), b"").lstrip()[:FIRST_BYTES].decode("utf8", "replace")
-    hint = _under_a_key(source, begin)
-    if hint:
-        return hint
+    wrapped = _WRAPPED.search(begin)
+    if wrapped and '"paragraphs"' in begin:
+        return say(
+            "{path}: its rows are under {key}.paragraphs.qas; write them out (jq '{rows}' {path} > NEW.json)",
+            path=source.path,
+            key=wrapped[1],
+            rows=SQUAD_ROWS.format(key=wrapped[1]),
+        )
+    if wrapped:
+        return say(
+            "{path}: its rows are under {key}; write that array alone (jq .{key} {path} > NEW.json)",
+            path=source.path,
+            key=wrapped[1],
+        )
+    if objects:
+        shapes = list(map(_column_shape, objects[0].values()))
+        is_table = {*shapes} == {INDEXED} or (len({*shapes}) == 1 < len(shapes) and None not in shapes)
+        problem = say(
+            "{path}: holds whole columns, not rows; write an array of objects, or one object a line (pandas: "
+            "to_json(FILE, orient='records', lines=True))",
+            path=source.path,
+        )
+        return problem if is_table else ""
+    hint = ""
     if begin.startswith("{"):
         hint = say("; here an object spans several lines")
     elif begin.startswith("[") and source.compression:
@@ -196,20 +214,6 @@ def _why_no_object(source: Source, bad_rows: BadRows) -> str:
         path=source.path,
         hint=hint,
     )
-
-
-def _refuse_no_row(source: Source, value: Record) -> None:
-    """Refuse the only object of a file that holds the rows; raises UserError."""
-    problem = _under_a_key(source, json.dumps(value)[:FIRST_BYTES])
-    shapes = {_column_shape(cell) for cell in value.values()}
-    if shapes == {INDEXED} or (len(shapes) == 1 < len(value) and None not in shapes):
-        problem = say(
-            "{path}: holds whole columns, not rows; write an array of objects, or one object a line (pandas: "
-            "to_json(FILE, orient='records', lines=True))",
-            path=source.path,
-        )
-    if problem:
-        raise UserError(problem)
 
 
 def _column_shape(cell: Any) -> int | None:
@@ -222,23 +226,3 @@ def _column_shape(cell: Any) -> int | None:
         case list() if {*map(type, cell)} <= {str}:
             return len(cell)
     return None
-
-
-def _under_a_key(source: Source, begin: str) -> str:
-    """What to do with a file whose rows stand under a key of its one object; empty where they don't."""
-    wrapped = _WRAPPED.search(begin)
-    if wrapped is None:
-        return ""
-    key = wrapped[1]
-    if '"paragraphs"' not in begin:
-        return say(
-            "{path}: its rows are under {key}; write that array alone (jq .{key} {path} > NEW.json)",
-            path=source.path,
-            key=key,
-        )
-    return say(
-        "{path}: its rows are under {key}.paragraphs.qas; write them out (jq '{rows}' {path} > NEW.json)",
-        path=source.path,
-        key=key,
-        rows=SQUAD_ROWS.format(key=key),
-    )

@@ -71,7 +71,7 @@ class LabelColumns(Columns):
             raise ValueError(say("{column} is empty", column=cell))
         try:
             labels = self.labels(text, label, mask)
-            stored = labels if self.names is None else numbered(labels, self.names)
+            values = labels if self.names is None else numbered(labels, self.names)
         except ValueError as error:
             raise ValueError(say("{name} {error}", name=self.label, error=error)) from None
-        return text, json.dumps(stored, ensure_ascii=False)
+        return text, json.dumps(values, ensure_ascii=False)

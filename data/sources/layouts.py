@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
+from types import NoneType
 
 from data.sources.columns import Columns
 from data.sources.expressions import Cell, Expression
@@ -14,38 +15,24 @@ from data.sources.reader import Head
 from settings.declared import DataConfig
 from settings.fields import AUTO
 
-TEXT, PAIRS, PREFERENCES, CONVERSATIONS, PROMPTS = "text", "pairs", "preferences", "conversations", "prompts"
-TEACHES = (CONVERSATIONS, TEXT, PAIRS, PREFERENCES)  # by the number of texts of a row; conversations have turns alone
-
-
-@dataclass(frozen=True)
-class Purpose:
-    """What rows are read for.
-
-    Args:
-        teaches: contents of which some will do.
-        makes_pairs: whether rows may become pairs: then a --messages_column is all that is read, and --response_column
-            may name the better answer of preferences.
-        count: texts that are read of a row; None: all.
-    """
-
-    teaches: Sequence[str]
-    makes_pairs: bool = False
-    count: int | None = None
-
-
-PURPOSES = {
-    "": Purpose((TEXT, PAIRS, CONVERSATIONS, PREFERENCES), makes_pairs=True),
-    PAIRS: Purpose((PAIRS, CONVERSATIONS), makes_pairs=True),
-    PREFERENCES: Purpose((PREFERENCES,)),
-    PROMPTS: Purpose((PROMPTS, PAIRS, CONVERSATIONS)),
+TEXT = "text"
+PAIRS = "pairs"
+PREFERENCES = "preferences"
+CONVERSATIONS = "conversations"
+PROMPTS = "prompts"
+# By the number of texts of a row; conversations have none, only turns.
+TEACHES = (CONVERSATIONS, TEXT, PAIRS, PREFERENCES)
+# What rows are read for, and the contents of which some will do.
+CONTENTS = {
+    "": (TEXT, PAIRS, CONVERSATIONS, PREFERENCES),
+    PAIRS: (PAIRS, CONVERSATIONS),
+    PREFERENCES: (PREFERENCES,),
+    PROMPTS: (PROMPTS, PAIRS, CONVERSATIONS),
 }
-BETTER_ANSWERS = Purpose((PAIRS, CONVERSATIONS, PREFERENCES), makes_pairs=True, count=2)
-# Columns beside the texts that are read where their cells are of these types: rules, and turns before the prompt.
-RULES, RULES_TYPES = "system", (str, type(None))
-EARLIER, EARLIER_TYPES = "history", (list, type(None))
+RULES = "system"  # A column of this name has the rules of a conversation.
+EARLIER = "history"  # A column of this name has the turns before the prompt.
 TRANSLATION = "translation"  # one column, {"en": ..., "zh": ...}
-SETTING = "--"  # how the names begin of those columns that a setting names
+SETTING = "--"  # The names of columns that a setting names begin so.
 DEFAULTS = DataConfig()
 
 
@@ -72,39 +59,42 @@ class Layout:
         Args:
             count: of the texts that are read; None: all.
         """
-        earlier = data.history_column or ""
+        history = data.history_column or ""
         expressions = [_expression(text, data, head) for text in self.texts[:count]]
-        is_named_otherwise = self.turns and earlier
-        if None in expressions or is_named_otherwise or self.turns not in ("", *head.names):
+        if None in expressions or (self.turns and history) or self.turns not in ("", *head.names):
             return None
+        texts = tuple(map(str, expressions))
         # Who names the prompt names what stands beside it, too.
         beside = {} if "".join(self.texts[:1]).startswith(SETTING) else head.sample
-        turns = self.turns or earlier or _beside(EARLIER, EARLIER_TYPES, beside)
-        columns = Columns(
-            tuple(map(str, expressions)),
-            turns,
-            _beside(RULES, RULES_TYPES, beside),
-            is_known=earlier in ("", *head.sample),
+        has_answers = len(texts) == 2 and "" not in texts and _may_be_several(texts[1], head.sample)
+        spoken = texts[:1] if has_answers else texts
+        return Columns(
+            texts,
+            self.turns or history or _beside(EARLIER, list, beside),
+            _beside(RULES, str, beside),
+            is_spoken="" in texts or any(isinstance(head.sample.get(text), (list, dict)) for text in spoken),
+            is_known=history in ("", *head.sample),
+            has_answers=has_answers,
         )
-        return _with_shapes(columns, head.sample)
 
 
+BOTH_ANSWERS = ("--chosen_column", "--rejected_column")
 LAYOUTS = (
     Layout(PROMPTS, ("--prompt_column",)),
     Layout(PAIRS, ("--prompt_column", "--response_column")),
-    Layout(PREFERENCES, ("--prompt_column", "--chosen_column", "--rejected_column")),
-    Layout(PREFERENCES, ("", "--chosen_column", "--rejected_column"), "messages"),
-    Layout(PREFERENCES, ("", "--chosen_column", "--rejected_column"), "conversations"),
+    Layout(PREFERENCES, ("--prompt_column", *BOTH_ANSWERS)),
+    Layout(PREFERENCES, ("", *BOTH_ANSWERS), "messages"),
+    Layout(PREFERENCES, ("", *BOTH_ANSWERS), "conversations"),
     Layout(CONVERSATIONS, (), "messages"),
     Layout(CONVERSATIONS, (), "conversations"),
     Layout(TEXT, ("--text_column",)),
-    Layout(PREFERENCES, ("instruction+input", "--chosen_column", "--rejected_column")),
-    Layout(PREFERENCES, ("question", "--chosen_column", "--rejected_column")),
-    Layout(PREFERENCES, ("query", "--chosen_column", "--rejected_column")),
-    Layout(PREFERENCES, ("input", "--chosen_column", "--rejected_column")),
-    Layout(PREFERENCES, ("", "--chosen_column", "--rejected_column")),  # TRL's implicit prompts, Anthropic's HH
+    Layout(PREFERENCES, ("instruction+input", *BOTH_ANSWERS)),
+    Layout(PREFERENCES, ("question", *BOTH_ANSWERS)),
+    Layout(PREFERENCES, ("query", *BOTH_ANSWERS)),
+    Layout(PREFERENCES, ("input", *BOTH_ANSWERS)),
+    Layout(PREFERENCES, ("", *BOTH_ANSWERS)),  # TRL's implicit prompts, Anthropic's HH
 )
-# Those that are not meant by who names other columns.
+# Who names other columns does not mean these:
 PAIR_LAYOUTS = (
     Layout(PAIRS, ("instruction+input+context", "output")),  # Alpaca, LLaMA-Factory
     Layout(PAIRS, ("instruction+input+context", "response")),  # Dolly has a context
@@ -128,37 +118,37 @@ def recognise(data: DataConfig, head: Head, kind: str = "") -> Columns | None:
     Args:
         kind: "pairs", "preferences" or "prompts", where only such rows will do.
     """
-    purpose = PURPOSES[kind]
+    makes_pairs = kind in ("", PAIRS)
     conversations = data.messages_column
-    is_asked_for = conversations != AUTO and CONVERSATIONS in purpose.teaches
-    if is_asked_for and (purpose.makes_pairs or conversations in head.names):
-        return Columns((), conversations, _beside(RULES, RULES_TYPES, head.sample), is_known=True)
-    if purpose.makes_pairs and data.response_column == data.chosen_column:
-        purpose = BETTER_ANSWERS
+    if conversations != AUTO and kind != PREFERENCES and (makes_pairs or conversations in head.names):
+        return Columns((), conversations, _beside(RULES, str, head.sample), is_known=True)
+    contents: Sequence[str] = CONTENTS[kind]
+    count = None
+    if makes_pairs and data.response_column == data.chosen_column:
+        # The better answer of preferences is the response.
+        contents = (PAIRS, CONVERSATIONS, PREFERENCES)
+        count = 2
     layouts: Sequence[Layout] = LAYOUTS
     if (data.prompt_column, data.response_column) == (DEFAULTS.prompt_column, DEFAULTS.response_column):
         layouts = LAYOUTS + PAIR_LAYOUTS
-    matches = (layout.columns(data, head, purpose.count) for layout in layouts if layout.teaches in purpose.teaches)
+    matches = (layout.columns(data, head, count) for layout in layouts if layout.teaches in contents)
     return next(filter(None, matches), None)
 
 
 def _expression(text: str, data: DataConfig, head: Head) -> Expression | None:
     """An expression of a layout as a file has it; None where it lacks what is needed."""
     if text.startswith(SETTING):
-        return _of_setting(text.removeprefix(SETTING), data, head)
-    first_keys = *_keys(head.sample.get(TRANSLATION)), "", ""
+        setting = text.removeprefix(SETTING)
+        name = getattr(data, setting)
+        # Later rows alone make a file no other, but may have the column that a user names.
+        names = head.names if name == getattr(DEFAULTS, setting) else head.all_names
+        expression = Expression.parse(name, head.all_names)
+        return expression if {cell.column for cell in expression.cells} <= {*names} else None
+    first_keys = [*_keys(head.sample.get(TRANSLATION)), "", ""]
     expression = Expression.parse(text.format(*first_keys), head.all_names, may_lack=True)
-    column, key, _ = astuple(expression.needed)
-    is_there = column in ("", *head.names) and key in ("", *_keys(head.sample.get(column)))
-    return expression if is_there else None
-
-
-def _of_setting(setting: str, data: DataConfig, head: Head) -> Expression | None:
-    name = getattr(data, setting)
-    # Later rows alone make a file no other, but may have the column that a user names.
-    names = head.names if name == getattr(DEFAULTS, setting) else head.all_names
-    expression = Expression.parse(name, head.all_names)
-    return expression if {cell.column for cell in expression.cells} <= {*names} else None
+    needed = expression.needed
+    has_column = needed.column in ("", *head.names)
+    return expression if has_column and needed.key in ("", *_keys(head.sample.get(needed.column))) else None
 
 
 def _keys(cell: object) -> list[str]:
@@ -167,18 +157,9 @@ def _keys(cell: object) -> list[str]:
     return list(table) if isinstance(table, Mapping) else []
 
 
-def _beside(name: str, types: tuple[type, ...], sample: Mapping[str, object]) -> str:
-    """The name of a column where a file has it with cells of these types; empty where it has not."""
-    return name if isinstance(sample.get(name, 0), types) else ""
-
-
-def _with_shapes(columns: Columns, sample: Mapping[str, object]) -> Columns:
-    """The same, of texts that may be messages, and of responses that may be several right answers, where they are."""
-    texts = columns.texts
-    has_answers = len(texts) == 2 and "" not in texts and _may_be_several(texts[1], sample)
-    spoken = texts[:1] if has_answers else texts
-    is_spoken = "" in texts or any(isinstance(sample.get(text), (list, dict)) for text in spoken)
-    return replace(columns, is_spoken=is_spoken, has_answers=has_answers)
+def _beside(name: str, kind: type, sample: Mapping[str, object]) -> str:
+    """The name of a column where a file has it with cells of this type, or without cells; empty where it has not."""
+    return name if name in sample and isinstance(sample[name], (kind, NoneType)) else ""
 
 
 def _may_be_several(response: str, sample: Mapping[str, object]) -> bool:

@@ -26,8 +26,8 @@ from settings.errors import UserError
 
 TEXT_PART_BYTES = 1024**2
 LONGEST_LINE_BYTES = 16 * 1024**2  # also of a text in a table
-REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
-GBK_BYTES = 4096  # of a line, by which it is told
+REMOTE_BUFFER_BYTES = 1024**2  # One request to a service reads so much.
+GBK_BYTES = 4096  # The beginning of a line tells whether it is GBK.
 WINDOWS_REMEDY = "files saved by Excel are often Windows-1252 (iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW)"
 GBK_REMEDY = "it looks like GBK: convert the whole file to UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW)"
 COMMON_CHINESE = re.compile("[\u4e00-\u9fa5，。！？：；、“”（）《》]")
@@ -55,18 +55,19 @@ class BadRows:
         Raises:
             UserError: unless `skip`.
         """
-        place = place_of(source, number)
         if not self.skip:
-            sentence = say("{file}, {place}: {problem}", file=source.path, place=place, problem=problem)
+            sentence = say(
+                "{file}, {place}: {problem}", file=source.path, place=place_of(source, number), problem=problem
+            )
             remedy = say("fix it, or use --skip_bad_rows=True to skip and count such rows")
             raise UserError(sentence if say(GBK_REMEDY) in problem else join("; ", [sentence, remedy]))
-        self.note(source.path, place, problem)
+        self.note(source.path, place_of(source, number), problem)
 
-    def note(self, path: Place | str, place: str, problem: str) -> None:
-        """Count a row that nothing comes of, and go on."""
+    def note(self, path: Place | str, row: str, problem: str) -> None:
+        """Count a row that nothing comes of, and go on; `row` names it."""
         self.count += 1
         if len(self.examples) < 3:
-            self.examples.append(say("{file}, {place}: {problem}", file=path, place=place, problem=problem))
+            self.examples.append(say("{file}, {place}: {problem}", file=path, place=row, problem=problem))
 
     def explain(self, problem: str) -> str:
         """A problem that is left when broken rows are passed over, with the first of them, which may be its cause."""
@@ -109,6 +110,19 @@ def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[
             number += is_at_line_end
             is_at_line_end = line.endswith(b"\n")
             yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+
+
+def whole_lines(source: Source) -> Iterator[tuple[int, bytes | None]]:
+    """Number lines from 1; None stands in place of one of `LONGEST_LINE_BYTES` or more."""
+    long_line = 0
+    for number, line in numbered_lines(source):
+        if number == long_line:
+            continue
+        if len(line) >= LONGEST_LINE_BYTES:
+            long_line = number
+            yield number, None
+        else:
+            yield number, line
 
 
 def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:

@@ -21,10 +21,14 @@ from data.text.conversations import TextRow
 from settings.declared import DataConfig
 from settings.errors import UserError
 
-TOKEN_BYTES = 4  # of text in UTF-8, English as Chinese, with a vocabulary of some ten thousand tokens
-MOST_FILES = 16  # that are looked at
-MOST_CHARS = 512 * 1024  # of each
-COUNTED_ROWS, SHOWN_ROWS, SHOWN_LETTERS = 2000, 8, 400
+# A token takes so many bytes of UTF-8, of English as of Chinese, with a vocabulary of some ten thousand tokens.
+TOKEN_BYTES = 4
+# No more files are looked at, and no more characters of each:
+MOST_FILES = 16
+MOST_CHARS = 512 * 1024
+COUNTED_ROWS = 2000
+SHOWN_ROWS = 8
+SHOWN_LETTERS = 400
 BARS = 24
 LONGEST_SHARE = 0.98  # The few rows that are longer share the last bar, where they would press all others together.
 
@@ -61,18 +65,15 @@ def peek(sources: Sequence[Source], columns: Columns | Sequence[str], most: int,
         UserError: a file cannot be read.
     Memory: up to 8 Mi characters.
     """
-    some = _spread(sources)
-    groups = [[source] for source in some]
-    is_all = len(some) == len(sources)
-    if max_rows is not None:
-        groups = [list(sources)]
-        is_all = True
+    # Where so many rows count from the first file on, files are one stream.
+    groups = [[source] for source in _spread(sources)] if max_rows is None else [list(sources)]
+    is_all = sum(map(len, groups)) == len(sources)
     rows = list[TextRow]()
     bad_rows = BadRows(skip=True)
     for group in groups:
-        of_group = islice(chain.from_iterable(read_rows(group, columns, bad_rows)), max_rows)
-        rows += up_to(islice(of_group, -(-most // len(groups))), MOST_CHARS, _letters)
-        is_all = is_all and next(of_group, None) is None
+        group_rows = islice(chain.from_iterable(read_rows(group, columns, bad_rows)), max_rows)
+        rows += up_to(islice(group_rows, -(-most // len(groups))), MOST_CHARS, _letters)
+        is_all = is_all and next(group_rows, None) is None
     return Peek(sources, Columns.of(columns), max_rows, rows, bad_rows, is_all)
 
 
@@ -123,21 +124,20 @@ def preview(spec: str) -> dict[str, Any]:
     task, columns = what_it_teaches(data, source)
     if columns is None:
         columns = Columns(tuple(name for name in names if _is_text(source, name)))
-    shown = columns.cells()
-    sources = [source] if columns.kinds(names) else []
-    first = peek(sources, columns, COUNTED_ROWS)
-    lengths = np.array([[len(cell) for cell in row] for row in first.rows]).reshape(-1, len(shown))
+    titles = columns.cells()
+    first = peek([source] if columns.kinds(names) else [], columns, COUNTED_ROWS)
+    lengths = [[len(row[number]) for row in first.rows] for number in range(len(titles))]
     return {
         "file": str(source.path),
         "kind": source.kind,
         "columns": names,
         "task": task,
-        "shown": shown,
+        "shown": titles,
         "rows": [[cell[:SHOWN_LETTERS] for cell in row] for row in first.rows[:SHOWN_ROWS]],
         "counted": len(first.rows),
         "is_whole": first.is_all,
         "broken": first.bad_rows.count,
-        "lengths": {name: _lengths(of_column.tolist()) for name, of_column in zip(shown, lengths.T, strict=True)},
+        "lengths": dict(zip(titles, map(_lengths, lengths), strict=True)),
     }
 
 

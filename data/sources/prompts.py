@@ -18,7 +18,7 @@ from common.language import join, say
 from common.units import MIB
 from data.sources.columns import Columns
 from data.sources.formats import TEXT
-from data.sources.layouts import PROMPTS
+from data.sources.layouts import PROMPTS, recognise
 from data.sources.lines import BadRows, Record, batches, decoded_lines, place_of
 from data.sources.reading import (
     BATCH_ROWS,
@@ -26,7 +26,6 @@ from data.sources.reading import (
     head_of,
     reading,
     reading_in_child,
-    recognised_columns,
     records,
 )
 from data.sources.source import Source
@@ -46,12 +45,14 @@ class Prompt:
     """One row.
 
     Args:
-        place: where it is, for messages. text: the prompt; blank where there is nothing to answer. columns: the whole
-            row, the prompt among it. before: the turns before the prompt. words: how many words the text was joined of;
-                None: it is a text.
+        origin: its file and row, for messages.
+        text: the prompt; blank where there is nothing to answer.
+        columns: the whole row, the prompt among it.
+        before: the turns before the prompt.
+        words: how many words the text was joined of; None: it is a text.
     """
 
-    place: str
+    origin: str
     text: str
     columns: Record
     before: Sequence[Turn] = ()
@@ -85,35 +86,38 @@ def prompts_in_child(
         reading_in_child(files, max_bytes),
         Worker(_reader, sources, data, bad_rows.skip, keeps, max_bytes=max_bytes) as worker,
     ):
-        while (answer := worker.ask(None)) is not None:
-            prompts, bad_rows.count, bad_rows.examples = answer
+        while True:
+            prompts, bad_rows.count, bad_rows.examples = worker.ask(None)
+            if not prompts:
+                return
             yield from prompts
 
 
 def _reader(
     sources: Sequence[Source], data: Sequence[DataConfig], skip: bool, keeps: Sequence[str] | None
 ) -> Callable[[None], object]:
+    """What gives some prompts, with the number and examples of the bad rows so far; none at the end.
+
+    An error comes behind the prompts before it.
+    """
     bad_rows = BadRows(skip)
-    batches = _batches(read_prompts(sources, data[0], bad_rows, *data[1:], keeps=keeps), bad_rows)
-    return lambda _: next(batches, None)
+    errors: list[UserError] = []
 
+    def until_error() -> Iterator[Prompt]:
+        try:
+            yield from read_prompts(sources, data[0], bad_rows, *data[1:], keeps=keeps)
+        except UserError as error:
+            errors.append(error)
 
-def _batches(prompts: Iterator[Prompt], bad_rows: BadRows) -> Iterator[tuple[list[Prompt], int, list[str]]]:
-    """Some prompts, and the number and examples of the bad rows so far; an error comes behind the prompts before it."""
-    errors = list[UserError]()
-    for batch in batches(_until_error(prompts, errors), BATCH_BYTES, Prompt.num_bytes, BATCH_ROWS):
-        yield batch, bad_rows.count, bad_rows.examples
-    yield [], bad_rows.count, bad_rows.examples
-    for error in errors:
-        raise error
+    prompt_batches = batches(until_error(), BATCH_BYTES, Prompt.num_bytes, BATCH_ROWS)
 
+    def next_batch(_: None) -> tuple[list[Prompt], int, list[str]]:
+        batch = next(prompt_batches, [])
+        if errors and not batch:
+            raise errors[0]
+        return batch, bad_rows.count, bad_rows.examples
 
-def _until_error(prompts: Iterator[Prompt], errors: list[UserError]) -> Iterator[Prompt]:
-    """The prompts before an error, which is added to a list."""
-    try:
-        yield from prompts
-    except UserError as error:
-        errors.append(error)
+    return next_batch
 
 
 def read_prompts(
@@ -166,9 +170,9 @@ def _columns(source: Source, choices: Sequence[DataConfig]) -> Columns:
     Raises:
         UserError: it has none of them, or several that are called alike.
     """
-    names = list(head_of(source).names)
-    layouts = (recognised_columns(data, PROMPTS, source) for data in choices)
-    texts = (Columns((data.text_column,)) for data in choices if data.text_column in names)
+    head = head_of(source)
+    layouts = (recognise(data, head, PROMPTS) for data in choices)
+    texts = (Columns((data.text_column,)) for data in choices if data.text_column in head.names)
     columns = next(filter(None, chain(layouts, texts)), None)
     if columns is None:
         expected = list(dict.fromkeys([choices[0].prompt_column, choices[0].text_column]))
@@ -176,10 +180,10 @@ def _columns(source: Source, choices: Sequence[DataConfig]) -> Columns:
             "{file}: has no {names}; its columns: {columns}; name one with --{flag}",
             file=source.path,
             names=join(" or ", expected),
-            columns=listed(names),
+            columns=listed(head.names),
             flag="text_column" if len(expected) == 1 else "prompt_column",
         )
-    twice = [name for name, count in Counter(filter(str.strip, names)).items() if count > 1]
+    twice = [name for name, count in Counter(filter(str.strip, head.names)).items() if count > 1]
     if twice:
         raise UserError(
             "{path}: several columns are called {twice}; give each a name of its own",
@@ -194,7 +198,11 @@ def _prompts(
 ) -> Iterator[Prompt]:
     columns = _columns(source, choices)
     check_types(source, columns)
-    names = _names(source, columns, keeps)
+    head = head_of(source)
+    # A column that comes with a prompt is read where JSON can hold it.
+    no_json = {name for name in head.types if type(head.sample[name]) not in JSON_TYPES}
+    read = ({*head.all_names} if keeps is None else {*keeps}) - no_json | columns.kinds(head.all_names).keys()
+    names = [name for name in head.all_names if name in read]
     question_of = columns.question_of(names)
     # Who reads texts, and no prompts, names one column for both. A text may be a list of words.
     is_of_texts = choices[0].text_column == choices[0].prompt_column
@@ -207,35 +215,22 @@ def _prompts(
             for name, error in broken.items():
                 raise ValueError(say("{name} {error}", name=name, error=error))
             for name in keeps or ():
-                _check_written(name, str(record.get(name)))
+                text = str(record.get(name))
+                _check_encodable(name, text)
+                if "\0" in text:
+                    raise ValueError(say("{name} holds a NUL character", name=name))
             cell = record.get(word_column)
-            text = words_of(cell)
-            turns = question_of(record if text is cell else {**record, word_column: text})
-            words = None if text is cell else len(turns[-1][1].split())
+            joined = words_of(cell)
+            turns = question_of(record if joined is cell else {**record, word_column: joined})
+            words = None if joined is cell else len(turns[-1][1].split())
             _check_encodable(columns.sides()[0], "".join(text for _, text in turns))
         except ValueError as error:
             bad_rows.add(source, number, reason_of(error))
             turns = [(USER, "")]
         if keeps is not None:
             record = {name: record[name] for name in keeps if name in record}
-        place = say("{path}, {place}", path=source.path, place=place_of(source, number))
-        yield Prompt(place, turns[-1][1], record, turns[:-1], words)
-
-
-def _names(source: Source, columns: Columns, keeps: Sequence[str] | None) -> list[str]:
-    """The columns that are read: those of the prompt, and of those that come with it what JSON can hold."""
-    head = head_of(source)
-    kept = set(head.all_names if keeps is None else keeps)
-    no_json = {name for name in head.types if type(head.sample[name]) not in JSON_TYPES}
-    read = (kept - no_json).union(columns.kinds(head.all_names))
-    return [name for name in head.all_names if name in read]
-
-
-def _check_written(name: str, text: str) -> None:
-    """Raise ValueError where a cell that is kept cannot be written."""
-    _check_encodable(name, text)
-    if "\0" in text:
-        raise ValueError(say("{name} holds a NUL character", name=name))
+        origin = say("{path}, {place}", path=source.path, place=place_of(source, number))
+        yield Prompt(origin, turns[-1][1], record, turns[:-1], words)
 
 
 def _check_encodable(name: str, text: str) -> None:

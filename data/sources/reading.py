@@ -22,7 +22,7 @@ from common.units import format_size
 from data.sources.columns import Columns
 from data.sources.formats import ENCRYPTED, TEXT
 from data.sources.layouts import TEACHES, recognise
-from data.sources.lines import BadRows, Record, batches
+from data.sources.lines import BadRows, Record
 from data.sources.reader import Head, reader_of
 from data.sources.source import TABLES, Source
 from data.text.conversations import TextRow
@@ -53,7 +53,7 @@ def reading(source: Source) -> Iterator[None]:
             too_large=TOO_LARGE,
         ) from None
     except Exception as error:
-        # What the client of a service raises while a file is read may be any library's.
+        # The client of a service lets the errors of any library pass while a file is read.
         if not isinstance(error, READ_ERRORS) and isinstance(source.path, Path):
             raise
         reason = " ".join(str(error).split())[:200]
@@ -107,16 +107,6 @@ def _head(source: Source, size: int, changed: int) -> Head:
     return reader_of(source.kind).head(source)
 
 
-def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns | None:
-    """The columns of pairs, preferences or prompts in a file, by the settings or a well-known layout; None where it has
-    none.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    return recognise(data, head_of(source), kind)
-
-
 def what_it_teaches(data: DataConfig, source: Source) -> tuple[str | None, Columns | None]:
     """Whether a file holds "pairs", "preferences", "conversations" or "text", and the columns that say so.
 
@@ -147,8 +137,7 @@ def read_rows(
         bad_rows: told about each broken row.
     Returns:
         batches of 1 .. 256 rows and of about 1 Mi characters at most, each row a tuple of strings: the texts, and of
-            columns with
-        turns JSON of these.
+            columns with turns JSON of these.
     Raises:
         UserError: a file is broken or lacks a column. DoesNotFit: there is no memory for it.
     Memory:
@@ -162,26 +151,31 @@ def read_rows(
 
 def read_source(source: Source, columns: Columns | Sequence[str], bad_rows: BadRows) -> Iterator[list[TextRow]]:
     """Read one file whose columns have been checked; the same file gives the same batches. See `read_rows`."""
+    batch: list[TextRow] = []
+    chars = 0
     with reading(source):
-        rows = _rows(source, Columns.of(columns), bad_rows)
-        yield from batches(rows, BATCH_CHARS, lambda row: sum(map(len, row)), BATCH_ROWS)
-
-
-def _rows(source: Source, columns: Columns, bad_rows: BadRows) -> Iterator[TextRow]:
-    names = head_of(source).all_names
-    row_of = columns.row_of(names)
-    for number, record in records(source, list(columns.kinds(names)), bad_rows):
-        try:
-            row = row_of(record)
-            for text in row:
-                text.encode("utf8")
-        except UnicodeEncodeError:
-            name = next(name for name, text in zip(columns.cells(), row, strict=True) if not is_encodable(text))
-            bad_rows.add(source, number, say("{name} holds half of a surrogate pair", name=name))
-        except ValueError as error:
-            bad_rows.add(source, number, reason_of(error))
-        else:
-            yield row
+        row_columns = Columns.of(columns)
+        names = head_of(source).all_names
+        row_of = row_columns.row_of(names)
+        for number, record in records(source, list(row_columns.kinds(names)), bad_rows):
+            try:
+                row = row_of(record)
+                for text in row:
+                    text.encode("utf8")
+            except UnicodeEncodeError:
+                name = next(cell for cell, text in zip(row_columns.cells(), row, strict=True) if not is_encodable(text))
+                bad_rows.add(source, number, say("{name} holds half of a surrogate pair", name=name))
+            except ValueError as error:
+                bad_rows.add(source, number, reason_of(error))
+            else:
+                batch.append(row)
+                chars += sum(map(len, row))
+                if chars >= BATCH_CHARS or len(batch) == BATCH_ROWS:
+                    yield batch
+                    batch = []
+                    chars = 0
+        if batch:
+            yield batch
 
 
 def check_columns(sources: Iterable[Source], columns: Columns | Sequence[str]) -> None:

@@ -38,11 +38,12 @@ HTML = (
     "is an HTML page, not {kind}: probably a saved sign-in or preview page; download the raw file (on the Hugging "
     "Face hub, use /resolve/ in the address, not /blob/)"
 )
+GIT_LFS = "is a git-lfs pointer instead of the file itself; run `git lfs pull` in the clone, or download the file"
 UTF16 = "is UTF-16; save it as UTF-8"
 ARCHIVE = "is an archive; unpack it"
 # How other things begin, in small letters, that a failed download leaves under a data file's name.
 STRANGERS = {
-    b"version https://git-lfs": "is a git-lfs pointer instead of the file itself; run `git lfs pull` in the clone, or download the file",
+    b"version https://git-lfs": GIT_LFS,
     b"<!doctype html": HTML,
     b"<html": HTML,
     b"\xff\xfe": UTF16,

@@ -19,14 +19,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.language import say
+from data.sources.formats import ARROW_FILE
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, too_long
 from data.sources.places import Place
 from data.sources.reader import Head, Reader, about_bytes
 from data.sources.source import Source
 
-BATCH_ROWS, PARQUET_BATCH_BYTES = 256, 8 * 1024**2
-ARROW_ROW_BYTES = 1024  # of an Arrow file, where nothing tells better
-BUFFER, FAR_BUFFER = 1024**2, 8 * 1024**2  # of a column, read at a time; from an address each reading takes its time
+BATCH_ROWS = 256
+PARQUET_BATCH_BYTES = 8 * 1024**2
+ARROW_ROW_BYTES = 1024  # This much of an Arrow file is taken for a row, as nothing tells better.
+# A column is read in pieces; from an address they are larger, as each reading takes its time.
+BUFFER = 1024**2
+FAR_BUFFER = 8 * 1024**2
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 TEXTS = frozenset({*_BYTES, pa.null()})  # Where all cells of a column are null, it may be one of texts.
 
@@ -34,10 +38,7 @@ TEXTS = frozenset({*_BYTES, pa.null()})  # Where all cells of a column are null,
 class Table(Reader):
     """What Parquet and both forms of Arrow have in common."""
 
-    schema = "schema"  # what an open file calls its schema
-
-    def _open(self, source: Source) -> Any:
-        """A context that gives the open file."""
+    def _schema(self, source: Source) -> pa.Schema:
         raise NotImplementedError
 
     def _batches(self, source: Source, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -45,8 +46,7 @@ class Table(Reader):
         raise NotImplementedError
 
     def head(self, source: Source) -> Head:
-        with self._open(source) as file:
-            schema = getattr(file, self.schema)
+        schema = self._schema(source)
         names = list(schema.names)
         samples = {field.name: sample_of(field.type) for field in schema}
         return Head(names, names, samples, {field.name: str(field.type) for field in schema})
@@ -64,38 +64,38 @@ class Table(Reader):
 class Parquet(Table):
     """Row groups of any size, whose pages are the largest pieces in memory."""
 
-    schema = "schema_arrow"
-
-    def _open(self, source: Source) -> Any:
-        return parquet_file(source.path)
+    def _schema(self, source: Source) -> pa.Schema:
+        with parquet_file(source.path) as file:
+            return file.schema_arrow
 
     def _batches(self, source: Source, columns: list[str]) -> Iterator[pa.RecordBatch]:
         with parquet_file(source.path) as file:
             for batch in file.iter_batches(parquet_batch_rows(file.metadata), columns=columns, use_threads=False):
-                yield batch.select(columns)  # in our order, not in the file's
+                yield batch.select(columns)  # The file's order may be another.
 
     def about_rows(self, source: Source) -> int:
         with parquet_file(source.path) as file:
             return int(file.metadata.num_rows)
 
 
-class ArrowFile(Table):
-    """Batches that are found by a footer."""
+class Arrow(Table):
+    """Batches that a footer finds, or as a stream one behind the other, as Hugging Face `datasets` writes them."""
 
     @contextmanager
     def _open(self, source: Source) -> Iterator[Any]:
         with pa.memory_map(str(source.path)) if isinstance(source.path, Path) else source.path.open() as file:
-            yield self._opened(file)
+            yield pa.ipc.open_file(file) if source.kind == ARROW_FILE else pa.ipc.open_stream(file)
 
-    def _opened(self, file: pa.NativeFile) -> Any:
-        return pa.ipc.open_file(file)
-
-    def _stored_batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
-        return map(reader.get_batch, range(reader.num_record_batches))
+    def _schema(self, source: Source) -> pa.Schema:
+        with self._open(source) as reader:
+            return reader.schema
 
     def _batches(self, source: Source, columns: list[str]) -> Iterator[pa.RecordBatch]:
         with self._open(source) as reader:
-            for batch in self._stored_batches(reader):
+            batches = reader
+            if source.kind == ARROW_FILE:
+                batches = map(reader.get_batch, range(reader.num_record_batches))
+            for batch in batches:
                 if batch.num_rows < 0:
                     raise pa.ArrowInvalid(f"a batch has {batch.num_rows} rows")
                 picked = batch.select(columns)
@@ -107,16 +107,6 @@ class ArrowFile(Table):
 
     def about_rows(self, source: Source) -> int:
         return about_bytes(source) // ARROW_ROW_BYTES
-
-
-class ArrowStream(ArrowFile):
-    """Batches one behind the other, as Hugging Face `datasets` writes them."""
-
-    def _opened(self, file: pa.NativeFile) -> Any:
-        return pa.ipc.open_stream(file)
-
-    def _stored_batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
-        return iter(reader)
 
 
 def parquet_file(path: Place, **options: Any) -> pq.ParquetFile:
@@ -137,14 +127,12 @@ def sample_of(kind: pa.DataType) -> Any:
     """A cell such as a type allows, with the keys of tables; None where that is no cell of a row of text."""
     if pa.types.is_struct(kind):
         return {field.name: sample_of(field.type) for field in kind}
-    if is_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return [sample_of(kind.value_type)]
+    text_type = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if text_type in TEXTS:
+        return ""
     return next((sample for is_such, sample in SAMPLES if is_such(kind)), None)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return kind in TEXTS
 
 
 def _cells(column: pa.Array) -> Iterable[Any]:
@@ -172,21 +160,11 @@ def _cell(scalar: pa.Scalar) -> Any:
         return error
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Whether cells of a type are lists of any length."""
-    return isinstance(kind, (pa.ListType, pa.LargeListType))
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Whether a type is one that numpy holds as it is."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
 # What the cells of a type without others inside are like, by the first test that it passes.
 SAMPLES: tuple[tuple[Callable[[Any], bool], Any], ...] = (
-    (_is_text, ""),
     (pa.types.is_map, {}),
     (pa.types.is_decimal, Decimal()),
     (pa.types.is_boolean, False),
-    (is_number, 0),
+    (pa.types.is_integer, 0),
+    (pa.types.is_floating, 0),
 )

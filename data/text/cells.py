@@ -27,7 +27,7 @@ def parsed(cell: str) -> Any:
     except (ValueError, RecursionError) as error:
         if not NUMPY_STRINGS.search(cell):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of \\ before an ordinary letter
+                warnings.simplefilter("ignore")  # Python warns of \\ before an ordinary letter.
                 return ast.literal_eval(cell.strip())
         raise ValueError(str(error)) from None
 

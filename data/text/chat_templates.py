@@ -20,7 +20,8 @@ from data.text.cells import json_object
 from settings.errors import UserError, reason_of
 
 NAMES_FILES = ("tokenizer_config.json", "special_tokens_map.json")  # the second is read where the first is an old one
-T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # where a folder names none
+# The special tokens of a folder that names none:
+T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 Messages = Sequence[Mapping[str, str]]
 _tried: set[str] = set()  # templates that have rendered once in a child process
 
@@ -35,13 +36,13 @@ def render(source: str, messages: Messages, tokens: Mapping[str, str] = T5_TOKEN
     """
     from data.text.jinja_sandbox import rendered, try_in_child
 
-    given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
+    variables = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
     try:
         if source not in _tried:
             few = [{**message, "content": message["content"][:4096]} for message in messages[:64]]
-            try_in_child(source, {"messages": few, **given})
+            try_in_child(source, {"messages": few, **variables})
             _tried.add(source)
-        return rendered(source, {"messages": list(messages), **given})
+        return rendered(source, {"messages": list(messages), **variables})
     except Exception as error:  # it is the template that fails, in whatever way its writer thought of
         reason = reason_of(error)
         raise UserError(
@@ -116,7 +117,8 @@ def as_jinja(before: str, after: str, before_with_rules: str, after_with_rules: 
             '{%- set ns.rules = ns.rules + ("\\n" if ns.rules else "") + m["content"] -%}{%- endfor -%}',
             f"{{{{- {_literal(prefix)} -}}}}",
             '{%- for m in messages if m["role"] != "system" -%}{%- if m["role"] == "user" -%}',
-            f'{{%- if ns.rules -%}}{{{{- {_with_rules(before_with_rules)} + m["content"] + {_with_rules(after_with_rules)} -}}}}',
+            f'{{%- if ns.rules -%}}{{{{- {_with_rules(before_with_rules)} + m["content"] + ',
+            f"{_with_rules(after_with_rules)} -}}}}",
             f'{{%- else -%}}{{{{- {_literal(before)} + m["content"] + {_literal(after)} -}}}}{{%- endif -%}}',
             '{%- set ns.rules = "" -%}{%- set ns.last = m["content"][-1:] -%}',
             f'{{%- else -%}}{{{{- ({glue}) + m["content"] + "\\n" -}}}}{{%- endif -%}}{{%- endfor -%}}',

@@ -54,8 +54,8 @@ def letter_share(text: str) -> float:
     solid = "".join(text.split())
     letters = len(_NOT_LETTERS.sub("", solid))
     if not text.isascii():  # a regular expression knows no marks, which are up to half of Hindi, Thai or Tibetan
-        others = Counter("".join(_NOT_LETTERS.findall(solid)))
-        letters += sum(count for other, count in others.items() if unicodedata.category(other)[0] == "M")
+        signs = Counter("".join(_NOT_LETTERS.findall(solid)))
+        letters += sum(count for sign, count in signs.items() if unicodedata.category(sign)[0] == "M")
     return letters / len(solid) if solid else 1.0
 
 
@@ -79,10 +79,10 @@ class Dropped:
 
     def merge(self, other: Dropped) -> None:
         """Add what came later in the order of rows."""
-        for reason, theirs in other.reasons.items():
+        for reason, later in other.reasons.items():
             entry = self.reasons.setdefault(reason, {"count": 0, "samples": []})
-            entry["count"] += theirs["count"]
-            entry["samples"] = (entry["samples"] + theirs["samples"])[:SAMPLES]
+            entry["count"] += later["count"]
+            entry["samples"] = (entry["samples"] + later["samples"])[:SAMPLES]
 
     @property
     def count(self) -> int:

@@ -46,13 +46,13 @@ class Usable:
     Args:
         texts: what is encoded. turns: those that the prompt was worded of; none where there is no template.
         references: of each its right answers but for the first, which is learnt.
-        places: among the rows. blank: rows that were. dropped: those that cleaning left out.
+        row_numbers: of each the row that it is of. blank: rows that were. dropped: those that cleaning left out.
     """
 
     texts: list[TextRow] = field(default_factory=list)
     turns: list[list[Turn]] = field(default_factory=list)
     references: list[list[str]] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    row_numbers: list[int] = field(default_factory=list)
     blank: int = 0
     dropped: Dropped = field(default_factory=Dropped)
 
@@ -154,8 +154,8 @@ class Examples:
 
     def usable(self, rows: Sequence[TextRow]) -> Usable:
         """Make the examples of rows, and leave out the blank and the bad ones."""
-        left = Usable()
-        for place, row in enumerate(rows):
+        usable = Usable()
+        for number, row in enumerate(rows):
             for before, raw in self.parts(row):
                 texts = tuple(map(self._cleaned, raw))
                 reason = self.unfit(texts)
@@ -163,20 +163,20 @@ class Examples:
                 if self.clean and not is_blank and reason is None:
                     reason = fault(texts)
                 if reason is not None:
-                    left.dropped.add(reason, texts)
+                    usable.dropped.add(reason, texts)
                 elif is_blank:
-                    left.blank += 1
+                    usable.blank += 1
                 else:
                     turns = list[Turn]()
                     if self.template is not None:
                         turns = [(role, self._cleaned(text)) for role, text in before]
                         turns.append((USER, texts[0]))
                         texts = (self.template.prompt(turns), *texts[1:])
-                    left.texts.append(texts)
-                    left.turns.append(turns)
-                    left.references.append([self._cleaned(text) for text in self._other_answers(row)])
-                    left.places.append(place)
-        return left
+                    usable.texts.append(texts)
+                    usable.turns.append(turns)
+                    usable.references.append([self._cleaned(text) for text in self._other_answers(row)])
+                    usable.row_numbers.append(number)
+        return usable
 
     def _cleaned(self, text: str) -> str:
         return normalise(text) if self.clean else text
@@ -211,7 +211,7 @@ class Examples:
             case _:
                 turns = turns_in(row)
         roles = [role for role, _ in turns]
-        questions = [at for at, asked in enumerate(pairwise(roles)) if asked == (USER, ASSISTANT)]
+        questions = [at for at, two_roles in enumerate(pairwise(roles)) if two_roles == (USER, ASSISTANT)]
         if not questions:
             yield [], ("", "")  # A row without a question that has an answer is a blank one.
         for at in questions if self.each_turn else questions[-1:]:

@@ -26,8 +26,9 @@ from common.language import say
 
 LONGEST_TEMPLATE = 64 * 1024  # letters
 LONGEST_TEXT = 1024 * 1024  # letters of what is rendered; more is cut off, as no model reads so much
-TRIAL_SECONDS = 5  # of processor time; the templates of published models take 0.1 to 0.3
-TRIAL_BYTES = 128 * 1024**2  # with the interpreter
+# Processor time and memory, that of the interpreter included; templates of published models take 0.1 to 0.3 s.
+TRIAL_SECONDS = 5
+TRIAL_BYTES = 128 * 1024**2
 
 
 class Generation(Extension):
@@ -70,13 +71,13 @@ def _compiled(source: str) -> Template:
 def rendered(source: str, values: Mapping[str, Any]) -> str:
     """The text of a template, at most `LONGEST_TEXT` of it. Raises whatever the template does."""
     parts: list[str] = []
-    left = LONGEST_TEXT
+    size = 0
     for part in _compiled(source).generate(**values):
-        parts.append(part[:left])
-        left -= len(parts[-1])
-        if not left:
+        parts.append(part)
+        size += len(part)
+        if size >= LONGEST_TEXT:
             break
-    return "".join(parts)
+    return "".join(parts)[:LONGEST_TEXT]
 
 
 def try_in_child(source: str, values: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from settings.fields import counted, listed
 Span = tuple[int, int]  # where a letter or word begins, and where it ends
 MOST_LABELS = 4096
 EXACT = Context(prec=76)  # digits of the widest decimals of Arrow
-# By what `_name` makes of the cells of a mask.
+# `_name` makes these of the cells of a mask:
 MASKS: dict[str | None, bool] = {"1": True, "true": True, "True": True, "0": False, "false": False, "False": False}
 LARGEST_NUMBER = 3.4028234e38  # that float32 holds, in which labels are stored
 

@@ -15,8 +15,9 @@ from data.text.templates import ASSISTANT, USER, Turn
 from settings.errors import refuse
 from settings.fields import counted
 
-EQUAL, EMPTY = "equal answers", "empty answer"
-_NAMED = 60  # characters of a prompt that names a row
+EQUAL = "equal answers"
+EMPTY = "empty answer"
+_SHOWN_CHARS = 60  # The beginning of its prompt names a row.
 _SPOKEN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 
 
@@ -47,11 +48,8 @@ def parted(before: list[Turn], answers: Sequence[list[Turn]]) -> tuple[list[Turn
     """
     begin = next(iter(answers), [])[:-1]
     if any(turns[:-1] != begin or ASSISTANT not in dict(turns[-1:]) for turns in answers):
-        raise ValueError(
-            say("do not end with one answer each, after the same turns")
-            if len(answers) > 1
-            else say("ends with no answer")
-        )
+        problem = say("do not end with one answer each, after the same turns")
+        raise ValueError(problem if len(answers) > 1 else say("ends with no answer"))
     question = begin or before
     if begin and not _spoken(before) <= _spoken(begin):
         if (before[-1][0], begin[0][0]) == (USER, USER):
@@ -89,7 +87,7 @@ def check_answers(dropped: Dropped, sources: str) -> None:
     problems = []
     for fault, what in words.items():
         if entry := dropped.reasons.get(fault):
-            named = ", ".join(dict.fromkeys(repr(text.partition(" | ")[0][:_NAMED]) for text in entry["samples"]))
+            prompts = dict.fromkeys(repr(text.partition(" | ")[0][:_SHOWN_CHARS]) for text in entry["samples"])
             problems.append(
                 say(
                     "--train_file: {sources}: {rows} {what}, such as at the prompt {named}; fix the data, or use "
@@ -97,7 +95,7 @@ def check_answers(dropped: Dropped, sources: str) -> None:
                     sources=sources,
                     rows=counted(entry["count"], "row"),
                     what=what,
-                    named=named,
+                    named=", ".join(prompts),
                 )
             )
     refuse(problems)

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
-PROTT5, PROSTT5, ANKH = "prott5", "prostt5", "ankh"
+PROTT5 = "prott5"
+PROSTT5 = "prostt5"
+ANKH = "ankh"
 PREPARATIONS = (PROTT5, PROSTT5, ANKH)
 PREFIXES = ("<AA2fold>", "<fold2AA>")  # of ProstT5, before amino acids and before 3Di
 _RARE = str.maketrans("UZOB", "XXXX")
@@ -20,5 +22,8 @@ def prepared(text: str, how: str) -> tuple[str, list[int]]:
         how: prott5 or prostt5.
     """
     letters = "".join(text.split())
-    prefix = "" if how == PROTT5 else f"{PREFIXES[0 if letters.isupper() else 1]} "
+    prefix = ""
+    if how == PROSTT5:
+        amino_acids, structure = PREFIXES
+        prefix = f"{amino_acids if letters.isupper() else structure} "
     return prefix + " ".join(letters.translate(_RARE)), [len(prefix) + 2 * at for at in range(len(letters))]

@@ -25,9 +25,12 @@ from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 
-USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
+USER = "user"
+ASSISTANT = "assistant"
+SYSTEM = "system"
 FILE_NAME = "prompt_template.json"
-PLAIN, CHAT_TEMPLATE = "plain", "chat_template"
+PLAIN = "plain"
+CHAT_TEMPLATE = "chat_template"
 TEMPLATES = {
     PLAIN: "{system}\n{prompt}",
     "chat": "{system}\nUser: {prompt}\nAssistant:",
@@ -38,8 +41,8 @@ TEMPLATES = {
 Turn = tuple[str, str]  # role and text
 
 _JINJA = re.compile(r"\{[%{]")
-_PLACE = re.compile(r"\{([A-Za-z_]+)\}")
-_SYSTEM_PLACE = re.compile(r"\{system\}\s*")
+_FIELD = re.compile(r"\{([A-Za-z_]+)\}")
+_SYSTEM_FIELD = re.compile(r"\{system\}\s*")
 
 
 @dataclass(frozen=True)
@@ -76,16 +79,16 @@ class Template:
         if _JINJA.search(name_or_text):
             return cls("", prefix, name_or_text, jinja=name_or_text, tokens=dict(tokens))
         text = _unescaped(name_or_text)
-        places = sorted(_PLACE.findall(text))
-        unknown = sorted(set(places) - {"prompt", SYSTEM})
-        if not places:
+        fields = sorted(_FIELD.findall(text))
+        unknown = sorted(set(fields) - {"prompt", SYSTEM})
+        if not fields:
             message = (
                 "is not a name of a template ({templates}, {chat_template}), no text with {{prompt}} in it and no Jinja"
             )
             problem = say(message, templates=join(", ", TEMPLATES), chat_template=CHAT_TEMPLATE)
         elif unknown:
             problem = say("has the unknown place {{{unknown}}}; allowed: {{prompt}} and {{system}}", unknown=unknown[0])
-        elif places not in (["prompt"], ["prompt", SYSTEM]):
+        elif fields not in (["prompt"], ["prompt", SYSTEM]):
             problem = say("needs {prompt} exactly once, and {system} once at most")
         else:
             return cls(text, prefix, text)
@@ -194,7 +197,7 @@ class Template:
         return as_jinja(*self.around(), before_with_rules, after_with_rules, self.prefix)
 
     def _filled(self, prompt: str, system: str) -> str:
-        text = self.text if system else _SYSTEM_PLACE.sub("", self.text)
+        text = self.text if system else _SYSTEM_FIELD.sub("", self.text)
         before, after = text.split("{prompt}")
         return before.replace("{system}", system) + prompt + after.replace("{system}", system)
 
@@ -212,13 +215,13 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
         UserError: the settings or the file beside the tokenizer are wrong.
     """
     saved = Template.read(tokenizer_dir)
-    asks_for_theirs = data.prompt_template == CHAT_TEMPLATE
-    theirs = read_chat_template(tokenizer_dir) if saved is None or asks_for_theirs else None
+    asks_for_chat_template = data.prompt_template == CHAT_TEMPLATE
+    chat_template = read_chat_template(tokenizer_dir) if saved is None or asks_for_chat_template else None
     if saved is None:
-        saved = replace(Template.load(theirs or PLAIN), turns=theirs is not None, tokens={})
+        saved = replace(Template.load(chat_template or PLAIN), turns=chat_template is not None, tokens={})
     name = saved.name if data.prompt_template == AUTO else data.prompt_template
-    if asks_for_theirs:
-        if theirs is None:
+    if asks_for_chat_template:
+        if chat_template is None:
             raise UserError(
                 "--prompt_template = {chat_template}, {tokenizer_dir} has none; allowed: {templates}, or a text with "
                 "{{prompt}}",
@@ -226,10 +229,11 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
                 tokenizer_dir=tokenizer_dir,
                 templates=join(", ", TEMPLATES),
             )
-        name = theirs
+        name = chat_template
     prefix = saved.prefix if data.source_prefix == AUTO else data.source_prefix
     tokens = saved.tokens or T5_TOKENS | special_tokens(tokenizer_dir)
-    return replace(Template.load(name, prefix or "", tokens), turns=saved.turns)  # What was learnt stays learnt.
+    # Naming another template does not change what the model was trained on.
+    return replace(Template.load(name, prefix or "", tokens), turns=saved.turns)
 
 
 def _unescaped(text: str) -> str:

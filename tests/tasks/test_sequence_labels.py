@@ -26,7 +26,8 @@ def rows_of(prepared: Prepared) -> list[dict[str, Any]]:
 
 
 def test_numbers_are_predicted_and_names_are_sorted(configure: Configure, tmp_path: Path) -> None:
-    numbers, names = tmp_path / "numbers.csv", tmp_path / "names.parquet"
+    numbers = tmp_path / "numbers.csv"
+    names = tmp_path / "names.parquet"
     numbers.write_text("text,label\n" + "".join(f"text {at},{at / 8}\n" for at in range(200)))
     table = {
         "text": [f"text {at}" for at in range(200)],

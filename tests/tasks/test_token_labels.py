@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from settings.declared import Config
 from settings.errors import UserError
 from settings.loading import load
 from tests.data.loaders import loader_of
+from tests.data.sources.rows import Row, write_rows
 from tests.tasks.presets import presets_of
 
 Configure = Callable[..., Config]
@@ -31,26 +31,19 @@ STATES = ["CCEEHH", "HHCC", "EEEHHHCCC", "CECH"] * 30
 
 @pytest.fixture
 def proteins(tmp_path: Path) -> Path:
-    path = tmp_path / "proteins.jsonl"
-    rows = [
+    rows: list[Row] = [
         {"sequence": text, "states": states, "mask": "0" + "1" * (len(text) - 1)}
         for text, states in zip(PROTEINS, STATES, strict=True)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
-    return path
+    return write_rows(tmp_path / "proteins.jsonl", rows)
 
 
 @pytest.fixture
 def of_states(tmp_path: Path, proteins: Path) -> Callable[..., Config]:
     def make(**flags: Any) -> Config:
-        known = {
-            "train_file": proteins,
-            "text_column": "sequence",
-            "label_column": "states",
-            "head": "token",
-            "cache_dir": tmp_path / "cache",
-        }
-        return load("train", {name: str(value) for name, value in {**known, **flags}.items() if value is not None})
+        defaults = {"train_file": proteins, "text_column": "sequence", "label_column": "states", "head": "token"}
+        settings = {**defaults, "cache_dir": tmp_path / "cache", **flags}
+        return load("train", {name: str(value) for name, value in settings.items()})
 
     return make
 
@@ -62,9 +55,8 @@ def rows_of(prepared: Prepared, mode: str = FILE) -> list[dict[str, Any]]:
 def test_each_residue_has_its_label_and_masks_hide_some(of_states: Configure) -> None:
     config = of_states()
     prepared = prepare(config)
-    assert prepared.labels == ("C", "E", "H") and sum(prepared.label_counts) == prepared.counts[
-        "train_tokens"
-    ] - 2 * len(rows_of(prepared))
+    assert prepared.labels == ("C", "E", "H")
+    assert sum(prepared.label_counts) == prepared.counts["train_tokens"] - 2 * len(rows_of(prepared))
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     assert tokenizer.size == 128, "a token for each amino acid, as in ProtT5"
     first = rows_of(prepared)[0]
@@ -80,21 +72,22 @@ def test_each_residue_has_its_label_and_masks_hide_some(of_states: Configure) ->
     assert batch.num_labels == (batch.input_lengths - 2).sum()
 
 
-def test_labels_of_words_go_to_their_first_tokens(configure: Configure, tmp_path: Path) -> None:
-    path = tmp_path / "words.jsonl"
-    row = {"tokens": ["EU", "rejects", "German", "call"], "ner_tags": [3, 0, 7, 0]}
-    path.write_text((json.dumps(row) + "\n") * 100, encoding="utf8")
-    prepared = prepare(configure(train_file=path, text_column="tokens", label_column="ner_tags", head="token"))
-    assert prepared.labels == ("0", "3", "7")
-    first = rows_of(prepared)[0]
-    text = "EU rejects German call"
-    expected = np.full(len(text) + 1, -100)
-    expected[[0, 3, 11, 18]] = [1, 0, 2, 0]
+@pytest.mark.parametrize(
+    ("words", "tags", "labels"),
+    [
+        (["EU", "rejects", "German", "call"], [3, 0, 7, 0], {0: 1, 3: 0, 11: 2, 18: 0}),
+        (["EU"], [3], {0: 1}),  # one word has one label
+    ],
+)
+def test_labels_of_words_go_to_their_first_tokens(
+    configure: Configure, tmp_path: Path, words: list[str], tags: list[int], labels: dict[int, int]
+) -> None:
+    path = write_rows(tmp_path / "words.jsonl", [{"tokens": words, "ner_tags": tags}] * 20)
+    names = {"labels": "0,3,7", "text_column": "tokens", "label_column": "ner_tags"}
+    first = rows_of(prepare(configure(train_file=path, head="token", **names)))[0]
+    expected = np.full(len(" ".join(words)) + 1, -100)
+    expected[list(labels)] = list(labels.values())
     assert first["labels"].tolist() == expected.tolist()
-    row = {"tokens": ["EU"], "ner_tags": [3]}
-    path.write_text((json.dumps(row) + "\n" + json.dumps({**row, "ner_tags": [0]}) + "\n") * 50, encoding="utf8")
-    prepared = prepare(configure(train_file=path, text_column="tokens", label_column="ner_tags", head="token"))
-    assert [row["labels"].tolist()[1:] for row in rows_of(prepared)] == [[-100, -100]] * 99, "one word has one label"
 
 
 def test_plain_text_has_no_labels(configure: Configure, tmp_path: Path) -> None:
@@ -104,13 +97,13 @@ def test_plain_text_has_no_labels(configure: Configure, tmp_path: Path) -> None:
 
 
 def test_rows_are_cut_only_where_it_is_asked_for(of_states: Configure, proteins: Path) -> None:
-    long = proteins.with_name("long.jsonl")
-    long.write_text((json.dumps({"sequence": "M" * 8000, "states": "H" * 8000}) + "\n") * 4, encoding="utf8")
+    long = write_rows(proteins.with_name("long.jsonl"), [{"sequence": "M" * 8000, "states": "H" * 8000}] * 4)
     prepared = prepare(of_states(train_file=long, labels="C,H"))
     assert len(rows_of(prepared)[0]["input_ids"]) == 8001 and prepared.counts["train_cut_rows"] == 0
     cut = prepare(of_states(max_seq_len=8))
-    row = rows_of(cut)[1]  # the second of all is held out
-    assert len(row["input_ids"]) == 8 and row["labels"].tolist() == [-100, 1, 1, 2, 2, 2, 0, -100]
+    row = rows_of(cut)[1]  # The second of all is held out.
+    assert len(row["input_ids"]) == 8
+    assert row["labels"].tolist() == [-100, 1, 1, 2, 2, 2, 0, -100]
 
 
 def test_wrong_rows_are_told_or_skipped(of_states: Configure, proteins: Path) -> None:
@@ -130,8 +123,9 @@ def test_letters_that_share_a_token_are_refused(of_states: Configure) -> None:
 
 def test_a_trained_tokenizer_knows_the_prefix(of_states: Configure) -> None:
     prepared = prepare(of_states(prepare_text="prostt5"))
-    row, tokenizer = rows_of(prepared)[0], Tokenizer.load(prepared.tokenizer_dir)
-    assert tokenizer.id_to_token(int(row["input_ids"][0])) == "<AA2fold>" and row["labels"][0] == -100
+    row = rows_of(prepared)[0]
+    assert Tokenizer.load(prepared.tokenizer_dir).id_to_token(int(row["input_ids"][0])) == "<AA2fold>"
+    assert row["labels"][0] == -100
     assert prepared.counts["train_unknown_tokens"] == 0
 
 
@@ -146,17 +140,14 @@ def test_labels_are_shown_under_tokens(of_states: Configure) -> None:
     training_data = find_training_data(config.data, config.train.is_finetune)
     folder = prepared.tokenizer_dir
     assert table_of_files(config.data, training_data, config.cleaning, 1, folder) == rows
-    loader, tokenizer = (
-        loader_of(prepared.train_dir, prepared.objective, config),
-        Tokenizer.load(prepared.tokenizer_dir),
-    )
+    loader = loader_of(prepared.train_dir, prepared.objective, config)
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     assert table_of_shards(config.data, prepared, loader, tokenizer, 1) == rows
 
 
 def test_lengths_are_estimated_before_anything_is_prepared(of_states: Configure) -> None:
     config = of_states()
-    groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
-    estimate = estimate_lengths(*groups)
+    estimate = estimate_lengths(config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning)
     assert estimate is not None and estimate.sources.max() == 10 and estimate.targets.max() == 0
 
 

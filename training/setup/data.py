@@ -23,7 +23,7 @@ from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from settings.loading import label
 from settings.tasks import learns_labels, task_named
-from tasks.base import Task
+from tasks.base import BaseTask
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
@@ -52,7 +52,7 @@ class PreparedData:
     config: Config
     prepared: Prepared
     tokenizer: Tokenizer
-    task: Task
+    task: BaseTask
     loader: StepLoader
     validation: StepLoader
     answers: AnswerList | None
@@ -70,7 +70,7 @@ def load_data(start: Start, resumed_dir: Path | None, available_bytes: int) -> P
     config = start.config
     progress_note = Path(config.run.log_dir, config.run.run_name, PREPARING_FILE)
     prepared = in_child(prepare, config, progress_note, checked=(TRAIN, VALIDATION))
-    task: Task = task_named(prepared.objective)
+    task: BaseTask = task_named(prepared.objective)
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     decided: dict[str, Any] = {"objective": prepared.objective}
     if learns_labels(prepared.objective):
@@ -174,7 +174,7 @@ def _new_head_note(start: Start, model: T5ModelConfig) -> list[str]:
     return [say(text, model=start.folder)]
 
 
-def _notes_of_rows(prepared: Prepared, tokenizer: Tokenizer, task: Task) -> list[str]:
+def _notes_of_rows(prepared: Prepared, tokenizer: Tokenizer, task: BaseTask) -> list[str]:
     notes: list[str] = []
     if tokenizer.has_own_masks and task.needs_sentinels:
         text = (

@@ -14,7 +14,7 @@ from memory.budget import Budget
 from memory.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from settings.declared import Config
-from tasks.base import Task
+from tasks.base import BaseTask
 from training.checkpoints.state import TrainingState
 from training.evaluation.scores import OwnMetric
 from training.processes.group import Group
@@ -77,7 +77,7 @@ class ResolvedRun(Beginning):
 
     run_dir: Path
     spec: RunSpec
-    task: Task
+    task: BaseTask
     tokenizer: Tokenizer
     prepared: Prepared
     loader: StepLoader

@@ -17,7 +17,7 @@ from model.shapes import weight_counts
 from settings.declared import LoraConfig, T5ModelConfig, TrainConfig
 from settings.fields import AUTO
 from settings.optimizers import OPTIMIZERS
-from tasks.base import Task
+from tasks.base import BaseTask
 
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
 DECAY_SHARE = 1 / 3  # of a run's steps, in which "wsd" falls
@@ -73,7 +73,7 @@ class Steps:
         train: TrainConfig,
         model: T5ModelConfig,
         lora: LoraConfig,
-        task: Task,
+        task: BaseTask,
         effective_batch_size: int,
         rows: int,
     ) -> Steps:
@@ -114,7 +114,7 @@ def or_else(requested: float | str, otherwise: Number) -> Number:
 
 
 def _highest_rate(
-    train: TrainConfig, model: T5ModelConfig, has_adapters: bool, task: Task, warmup: int, steps: int
+    train: TrainConfig, model: T5ModelConfig, has_adapters: bool, task: BaseTask, warmup: int, steps: int
 ) -> float:
     is_relative = train.optimizer != "adamw"
     facts = OPTIMIZERS[train.optimizer]

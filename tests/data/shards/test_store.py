@@ -1,3 +1,5 @@
+"""Shards: rows come back, a writer continues, and what is damaged is named before a row is read."""
+
 from __future__ import annotations
 
 import json
@@ -24,20 +26,21 @@ PAIRS = ShardFormat("pairs", ("input_ids", "labels"))
 STREAM = ShardFormat("stream", ("tokens",), row_tokens=ROW_TOKENS)
 
 
-def joined(rows: list[np.ndarray]) -> Column:
-    return np.concatenate(rows).astype(np.int32), np.array([len(row) for row in rows], np.int64)
+def pairs(first: int, count: int, label: int) -> list[Column]:
+    """Columns of so many pairs: inputs of 0 to 10 ids, and three labels."""
+    lengths = np.arange(first, first + count) % 11
+    inputs = np.concatenate([np.arange(length) for length in lengths])
+    return [(inputs, lengths), (np.full(3 * count, label), np.full(count, 3))]
 
 
-@pytest.mark.parametrize("vocab_size, dtype, step", [(2**16, np.uint16, 7), (2**16 + 1, np.int32, 700)])
+@pytest.mark.parametrize(("vocab_size", "dtype", "step"), [(2**16, np.uint16, 7), (2**16 + 1, np.int32, 700)])
 def test_rows_come_back_from_several_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, dtype: type, step: int
 ) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 300)
-    rows = [(np.arange(number % 11), np.full(3, vocab_size - 1)) for number in range(700)]
     with ShardWriter(tmp_path, PAIRS, vocab_size) as split:
         for first in range(0, 700, step):
-            part = rows[first : first + step]
-            split.add([joined([inputs for inputs, _ in part]), joined([labels for _, labels in part])])
+            split.add(pairs(first, step, vocab_size - 1))
         split.finish()
     assert [shard["rows"] for shard in split.shards] == [300, 300, 100]
     for shard in split.shards:
@@ -45,46 +48,51 @@ def test_rows_come_back_from_several_files(
     with pa.memory_map(str(tmp_path / "00000.arrow")) as file:
         reader = pa.ipc.open_file(file)
         assert [reader.get_batch(n).num_rows for n in range(3)] == [BATCH_ROWS, BATCH_ROWS, 300 - 2 * BATCH_ROWS]
-    dataset = LowMemDataset(tmp_path)
-    for row, (inputs, labels) in zip(dataset, rows, strict=True):
-        assert row["input_ids"].tolist() == inputs.tolist() and row["labels"].tolist() == labels.tolist()
+    for number, row in enumerate(LowMemDataset(tmp_path)):
+        assert row["input_ids"].tolist() == list(range(number % 11))
+        assert row["labels"].tolist() == [vocab_size - 1] * 3
         assert row["labels"].dtype == dtype
 
 
-def test_a_stream_is_cut_into_rows_whatever_comes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pieces", [1, 97])
+def test_a_stream_is_cut_into_rows_whatever_comes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 2)
     tokens = np.arange(ROW_TOKENS * 5 + 17, dtype=np.int32) % 300
-    for name, pieces in (("one", [tokens]), ("many", np.array_split(tokens, 97))):
-        with ShardWriter(tmp_path / name, STREAM, 384) as split:
-            for piece in pieces:
-                split.add([(piece, np.array([len(piece)]))])
-            split.finish()
-        assert [shard["rows"] for shard in split.shards] == [2, 2, 2]
-        rows = [row["tokens"] for row in LowMemDataset(tmp_path / name)]
-        assert [len(row) for row in rows] == [ROW_TOKENS] * 5 + [17]
-        assert np.concatenate(rows).tolist() == tokens.tolist()
+    with ShardWriter(tmp_path, STREAM, 384) as split:
+        for piece in np.array_split(tokens, pieces):
+            split.add([(piece, np.array([len(piece)]))])
+        split.finish()
+    assert [shard["rows"] for shard in split.shards] == [2, 2, 2]
+    rows = [row["tokens"] for row in LowMemDataset(tmp_path)]
+    assert [len(row) for row in rows] == [ROW_TOKENS] * 5 + [17]
+    assert np.concatenate(rows).tolist() == tokens.tolist()
 
 
-@pytest.mark.parametrize("format", [PAIRS, STREAM])
-def test_a_writer_continues_from_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: ShardFormat) -> None:
+@pytest.mark.parametrize(("format", "attempts"), [(PAIRS, [1, 1, 1]), (STREAM, [75, 75])])
+def test_a_writer_continues_from_a_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: ShardFormat, attempts: list[int]
+) -> None:
     """As often as it has to, whatever was written behind it."""
     monkeypatch.setattr(writer, "SHARD_ROWS", 500)
-    columns = len(format.columns)
-    ids, lengths = np.arange(900, dtype=np.int32), np.full(300, 3)
+    lengths = np.full(300, 3)
+    columns = [(np.arange(900, dtype=np.int32), lengths)] * len(format.columns)
+    lost_columns = [(np.arange(1, 901, dtype=np.int32), lengths)] * len(format.columns)
     with ShardWriter(tmp_path / "unbroken", format, 1000) as unbroken:
-        for _ in range(150 if format == STREAM else 3):
-            unbroken.add([(ids, lengths)] * columns)
+        for _ in range(sum(attempts)):
+            unbroken.add(columns)
         unbroken.finish()
     state = None
-    for times in [75, 75] if format == STREAM else [1, 1, 1]:
-        with ShardWriter(tmp_path / "broken", format, 1000, state) as again:
+    for times in attempts:
+        with ShardWriter(tmp_path / "broken", format, 1000, state) as broken:
             for _ in range(times):
-                again.add([(ids, lengths)] * columns)
-            state = json.loads(json.dumps(again.state()))
-            again.add([(ids + 1, lengths)] * columns)
-    with ShardWriter(tmp_path / "broken", format, 1000, state) as again:
-        again.finish()
-    assert again.shards == unbroken.shards
+                broken.add(columns)
+            state = json.loads(json.dumps(broken.state()))
+            broken.add(lost_columns)
+    with ShardWriter(tmp_path / "broken", format, 1000, state) as last:
+        last.finish()
+    assert last.shards == unbroken.shards
 
 
 SPLIT = {
@@ -127,15 +135,15 @@ def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         Manifest.read(tmp_path)
-    found = Manifest.read(manifest(tmp_path))
+    sound = Manifest.read(manifest(tmp_path))
     with pytest.raises(UserError, match=r"a: is missing"):
-        found.files("train")
+        sound.files("train")
     with pytest.raises(UserError, match="holds no validation rows, only train; give others with --validation_file"):
-        found.files("validation")
+        sound.files("validation")
 
 
 @pytest.mark.parametrize(
-    "changes, told",
+    ("changes", "words"),
     [
         ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is not what"),
         ({"splits": {}}, "splits is not what"),
@@ -145,8 +153,8 @@ def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_manifest_that_lacks_something_says_what(tmp_path: Path, changes: dict[str, object], told: str) -> None:
-    with pytest.raises(UserError, match=rf"manifest\.json: {told}"):
+def test_a_manifest_that_lacks_something_says_what(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=rf"manifest\.json: {words}"):
         Manifest.read(manifest(tmp_path, **changes))
 
 
@@ -177,28 +185,26 @@ def test_an_id_behind_the_vocabulary_is_told_with_its_row(
     configure: Configure, text_file: Path, pairs_file: Path, objective: str, column: str
 ) -> None:
     config = configure(train_file=pairs_file if objective == "pairs" else text_file, objective=objective)
-    made = prepare(config)
-    path = made.train_dir.parent / MANIFEST
+    prepared = prepare(config)
+    path = prepared.train_dir.parent / MANIFEST
     content = json.loads(path.read_text())
-    content["tokenizer"]["size"] = 100  # as if the ids of the bytes above 96 were damage
+    content["tokenizer"]["size"] = 100  # The ids of the bytes above 96 look like damage then.
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"train, row \d+: \w+ holds the id \d+, the tokenizer has ids 0 to 99"):
-        loader_of(made.train_dir, made.objective, config).micro_batches(0, effective_batch_size=8, batch_size=8)
+        loader_of(prepared.train_dir, prepared.objective, config).micro_batches(0, effective_batch_size=8, batch_size=8)
 
 
 def test_a_split_without_rows_or_with_other_columns_is_told(configure: Configure, pairs_file: Path) -> None:
     config = configure(train_file=pairs_file)
-    made = prepare(config)
-    shard = made.train_dir / "00000.arrow"
-    for labels, told in (
-        ([], "holds no rows"),
-        ([["a"]], "labels is list, not token ids"),
-        ([None], "labels is NoneType"),
+    train_dir = prepare(config).train_dir
+    for labels, kind, words in (
+        ([], pa.uint16(), "holds no rows"),
+        ([["a"]], pa.string(), "labels is list, not token ids"),
+        ([None], pa.uint16(), "labels is NoneType"),
     ):
-        kind = pa.list_(pa.string() if labels == [["a"]] else pa.uint16())
-        table = pa.table({"input_ids": [[3]] * len(labels), "labels": pa.array(labels, kind)})
-        table = table.cast(table.schema.set(0, pa.field("input_ids", pa.list_(pa.uint16()))))
-        with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-        with pytest.raises(UserError, match=told):
-            loader_of(made.train_dir, "pairs", config).batch_of(np.array([0]))
+        inputs = pa.array([[3]] * len(labels), pa.list_(pa.uint16()))
+        table = pa.table({"input_ids": inputs, "labels": pa.array(labels, pa.list_(kind))})
+        with pa.ipc.new_file(str(train_dir / "00000.arrow"), table.schema) as file:
+            file.write_table(table)
+        with pytest.raises(UserError, match=words):
+            loader_of(train_dir, "pairs", config).batch_of(np.array([0]))

@@ -1,20 +1,14 @@
-"""Tokenizers, cells and tables that someone else has made: what fails inside of them is told with the file's name."""
+"""Tokenizers and cells that someone else has made: what fails inside of them is told with the file's name."""
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.fuzzing.sound_tokenizers import bpe_folder, byte_bpe_folder, spiece_folder
-from data.sources.files import find
-from data.sources.lines import BadRows
-from data.sources.reading import read_rows
 from data.text.conversations import turns_of
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
@@ -66,28 +60,3 @@ def test_deep_nesting_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "x" / "prompt_template.json").write_text(DEEP)
     with pytest.raises(UserError, match=r"prompt_template\.json: cannot be read"):
         Tokenizer.load(tmp_path / "x")
-
-
-@pytest.mark.parametrize("files", [[3], [{}], [{"filename": 3}], [None]])
-def test_a_saved_dataset_that_names_no_files_is_told(tmp_path: Path, files: Any) -> None:
-    (tmp_path / "state.json").write_text(json.dumps({"_data_files": files}))
-    with pytest.raises(UserError, match=r"state\.json, names no files"):
-        find(str(tmp_path))
-
-
-@pytest.mark.parametrize("hides_footer", [True, False])
-def test_encrypted_parquet_is_named_as_such(tmp_path: Path, hides_footer: bool) -> None:
-    encryption = pytest.importorskip("pyarrow.parquet.encryption")
-
-    class Keys(encryption.KmsClient):  # type: ignore[misc,name-defined]
-        def wrap_key(self, key: bytes, _: str) -> bytes:
-            return base64.b64encode(key)
-
-    asked = encryption.EncryptionConfiguration(
-        "footer", column_keys={"own": ["prompt"]}, plaintext_footer=not hides_footer
-    )
-    factory = encryption.CryptoFactory(lambda _: Keys())
-    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), asked)
-    pq.write_table(pa.table({"prompt": ["a"] * 9}), tmp_path / "a.parquet", encryption_properties=properties)
-    with pytest.raises(UserError, match=r"a\.parquet.* is encrypted; write it again without encryption"):
-        list(read_rows(find(str(tmp_path)), ["prompt"], BadRows()))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from data.sources.files import find
@@ -14,39 +12,35 @@ from data.sources.formats import FORMATS, KIND_BY_SUFFIX
 from data.sources.peek import BARS, COUNTED_ROWS, about_rows, about_tokens, peek, preview
 from data.sources.reader import Reader, reader_of
 from settings.errors import UserError
+from tests.data.sources.rows import write_rows
 
-ROWS = [{"prompt": f"question {at}", "response": "an answer " * (at % 40)} for at in range(9000)]
-
-
-def jsonl(path: Path, *rows: object) -> str:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf8")
-    return str(path)
+ROWS = [{"prompt": f"question {at}", "response": "an answer " * (at % 40)} for at in range(2000)]
 
 
 def test_rows_and_tokens_of_each_format(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
-    (tmp_path / "a.json").write_text(json.dumps(ROWS), encoding="utf8")
-    jsonl(tmp_path / "a.jsonl", *ROWS)
-    assert about_rows(find(str(tmp_path / "a.parquet"))) == 9000
-    for name in ("a.json", "a.jsonl"):
-        assert about_rows(find(str(tmp_path / name))) == pytest.approx(9000, rel=0.05)
-    (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree", encoding="utf8")
+    for ending, tolerance in (("parquet", 0.0), ("json", 0.05), ("jsonl", 0.05)):
+        path = write_rows(tmp_path / f"a.{ending}", ROWS)
+        assert about_rows(find(str(path))) == pytest.approx(2000, rel=tolerance)
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
     assert 1 <= about_rows(find(str(tmp_path / "a.txt"))) <= 3
-    (tmp_path / "b.txt").write_text("word " * 4000, encoding="utf8")
+    (tmp_path / "b.txt").write_text("word " * 4000)
     assert about_tokens(find(str(tmp_path / "b.txt"))) == 5000
 
 
 def test_the_first_rows_of_each_file_are_given(tmp_path: Path) -> None:
     for part in ("a", "b"):
-        rows = [{"prompt": f"{part}{at}", "response": "r"} for at in range(300)]
-        jsonl(tmp_path / f"{part}.jsonl", *rows, "no row")
-    sources, columns = find(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"), ["prompt", "response"]
-    found = peek(sources, columns, 1000)
-    assert (len(found.rows), found.is_all, found.bad_rows.count) == (600, True, 2)
-    found = peek(sources, columns, 4)
-    assert [prompt for prompt, _ in found.rows] == ["a0", "a1", "b0", "b1"] and not found.is_all
-    found = peek(sources, columns, 100, max_rows=50)
-    assert [prompt for prompt, _ in found.rows] == [f"a{at}" for at in range(50)] and found.is_all
+        rows: list[Any] = [{"prompt": f"{part}{at}", "response": "r"} for at in range(300)]
+        write_rows(tmp_path / f"{part}.jsonl", [*rows, "no row"])
+    sources = find(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl")
+    columns = ["prompt", "response"]
+    every = peek(sources, columns, 1000)
+    assert (len(every.rows), every.is_all, every.bad_rows.count) == (600, True, 2)
+    four = peek(sources, columns, 4)
+    assert [prompt for prompt, _ in four.rows] == ["a0", "a1", "b0", "b1"]
+    assert not four.is_all
+    bounded = peek(sources, columns, 100, max_rows=50)
+    assert [prompt for prompt, _ in bounded.rows] == [f"a{at}" for at in range(50)]
+    assert bounded.is_all
 
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -99,9 +93,10 @@ def test_what_a_file_teaches_follows_from_its_columns(
     answers = SPOKEN if columns == "chosen rejected" else {}
     row = {name: answers.get(name, CELLS.get(name, "a")) for name in columns.split()}
     row |= {"rejected": "b"} if row.get("rejected") == "a" else {}
-    found = preview(jsonl(tmp_path / "a.jsonl", row, row))
-    assert (found["task"], " ".join(found["shown"]), found["counted"]) == (task, cells, 2)
-    assert len(found["rows"]) == 2 and found["is_whole"]
+    page = preview(str(write_rows(tmp_path / "a.jsonl", [row, row])))
+    assert (page["task"], " ".join(page["shown"]), page["counted"]) == (task, cells, 2)
+    assert len(page["rows"]) == 2
+    assert page["is_whole"]
 
 
 def test_each_format_of_the_table_has_its_reader() -> None:
@@ -110,12 +105,14 @@ def test_each_format_of_the_table_has_its_reader() -> None:
 
 
 def test_a_preview_counts_lengths_and_broken_rows(tmp_path: Path) -> None:
-    found = preview(jsonl(tmp_path / "a.jsonl", {"text": 5}, *({"text": "字" * n} for n in range(1, 102))))
-    lengths = found["lengths"]["text"]
-    assert (lengths["median"], lengths["longest"], found["broken"]) == (51, 101, 1)
-    assert len(lengths["bars"]) == BARS and sum(lengths["bars"]) == 101
-    pq.write_table(pa.table({"text": ["a"] * (3 * COUNTED_ROWS)}), tmp_path / "a.parquet")
-    found = preview(str(tmp_path / "a.parquet"))
-    assert found["counted"] == COUNTED_ROWS and not found["is_whole"]
+    rows = [{"text": 5}, *({"text": "字" * n} for n in range(1, 102))]
+    page = preview(str(write_rows(tmp_path / "a.jsonl", rows)))
+    lengths = page["lengths"]["text"]
+    assert (lengths["median"], lengths["longest"], page["broken"]) == (51, 101, 1)
+    assert len(lengths["bars"]) == BARS
+    assert sum(lengths["bars"]) == 101
+    page = preview(str(write_rows(tmp_path / "a.parquet", [{"text": "a"}] * (3 * COUNTED_ROWS))))
+    assert page["counted"] == COUNTED_ROWS
+    assert not page["is_whole"]
     with pytest.raises(UserError):
         preview(str(tmp_path / "none.jsonl"))

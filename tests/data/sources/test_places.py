@@ -5,81 +5,60 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from data.dataset import LowMemDataset
 from data.sources.files import find, listing, sources_fingerprint
-from data.sources.lines import BadRows
 from data.sources.places import is_address, public, public_values
-from data.sources.reading import read_rows
 from settings.errors import UserError
 from tests.conftest import S3
+from tests.data.sources.rows import Row, rows_of, write_rows
 
-ROWS = [(f"row {number}",) for number in range(700)]
-TABLE = pa.table({"text": [text for (text,) in ROWS]})
+ROWS: list[Row] = [{"text": f"row {number}"} for number in range(700)]
+DATA_FILES = ["a.parquet", "b.arrow", "c.arrow", "e.jsonl", "f.jsonl.gz", "g.csv"]
 
 
 @pytest.fixture(scope="module")
-def bucket(s3: S3) -> str:
-    """Query of addresses in the bucket `bucket`, which holds `contents`."""
-    for key, body in contents().items():
-        s3.client.put_object(Bucket="bucket", Key=key, Body=body)
+def bucket(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Query of addresses in the bucket `bucket`."""
+    folder = tmp_path_factory.mktemp("rows")
+    for name in ("a.parquet", "b.arrow", "e.jsonl", "g.csv"):
+        write_rows(folder / name, ROWS)
+    table = pa.Table.from_pylist(ROWS)
+    with pa.ipc.new_stream(str(folder / "c.arrow"), table.schema) as stream:
+        stream.write_table(table, max_chunksize=64)
+    (folder / "f.jsonl.gz").write_bytes(gzip.compress((folder / "e.jsonl").read_bytes()))
+    for name in ("_hidden.jsonl", "readme.md"):
+        (folder / name).write_bytes(b"x")
+    (folder / "h.json").write_bytes(b"[{}]")
+    for path in folder.iterdir():
+        s3.client.put_object(Bucket="bucket", Key=f"d/{path.name}", Body=path.read_bytes())
+    s3.client.put_object(Bucket="bucket", Key="empty/x.jsonl", Body=b"")
     return s3.query
 
 
-def contents() -> dict[str, bytes]:
-    sinks = {name: pa.BufferOutputStream() for name in ("parquet", "file", "stream")}
-    pq.write_table(TABLE, sinks["parquet"], row_group_size=100)
-    for name, new in (("file", pa.ipc.new_file), ("stream", pa.ipc.new_stream)):
-        with new(sinks[name], TABLE.schema) as writer:
-            writer.write_table(TABLE, max_chunksize=64)
-    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for (text,) in ROWS)
-    return {
-        "d/a.parquet": sinks["parquet"].getvalue().to_pybytes(),
-        "d/b.arrow": sinks["file"].getvalue().to_pybytes(),
-        "d/c.arrow": sinks["stream"].getvalue().to_pybytes(),
-        "d/e.jsonl": lines,
-        "d/f.jsonl.gz": gzip.compress(lines),
-        "d/g.csv": b"text\n" + b"".join(text.encode() + b"\n" for (text,) in ROWS),
-        "d/_hidden.jsonl": b"x",
-        "d/readme.md": b"x",
-        "d/h.json": b"[{}]",
-        "empty/x.jsonl": b"",
-    }
-
-
-def rows_of(spec: str) -> list[tuple[str, ...]]:
-    return [row for batch in read_rows(find(spec), ["text"], BadRows()) for row in batch]
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "b.arrow", "c.arrow", "e.jsonl", "f.jsonl.gz", "g.csv"])
+@pytest.mark.parametrize("name", DATA_FILES)
 def test_every_format_is_read_from_an_address(bucket: str, name: str) -> None:
-    assert rows_of(f"s3://bucket/d/{name}?{bucket}") == ROWS
+    assert rows_of(f"s3://bucket/d/{name}?{bucket}", ("text",)) == [(row["text"],) for row in ROWS]
 
 
 def test_folders_globs_and_lists_of_addresses(bucket: str) -> None:
-    assert [source.path.name for source in find(f"s3://bucket/d?{bucket}")] == [
-        "a.parquet",
-        "b.arrow",
-        "c.arrow",
-        "e.jsonl",
-        "f.jsonl.gz",
-        "g.csv",
-    ]
-    assert [source.path.name for source in find(f"s3://bucket/d/*.arrow?{bucket}")] == ["b.arrow", "c.arrow"]
+    def names(pattern: str) -> list[str]:
+        return [source.path.name for source in find(f"s3://bucket/{pattern}?{bucket}")]
+
+    assert names("d") == DATA_FILES
+    assert names("d/*.arrow") == ["b.arrow", "c.arrow"]
+    assert names("d/[gh]*") == ["g.csv", "h.json"]
     assert [file.name for file in listing(f"s3://bucket/d?{bucket}").descriptions] == ["h.json"]
-    assert [source.path.name for source in find(f"s3://bucket/d/[gh]*?{bucket}")] == ["g.csv", "h.json"]
     both = find(f"s3://bucket/d/e.jsonl?{bucket},s3://bucket/d/g.csv?{bucket}")
     assert [source.part for source in both] == [0, 1]
     assert sources_fingerprint(both) != sources_fingerprint(both[:1])
 
 
-def test_problems_with_addresses_are_user_errors(bucket: str, tmp_path: Path) -> None:
+def test_problems_with_addresses_are_user_errors(bucket: str) -> None:
     with pytest.raises(UserError, match=r"s3://bucket/none.*holds no data file"):
         find(f"s3://bucket/none?{bucket}")
     with pytest.raises(UserError, match="is empty"):
@@ -93,7 +72,8 @@ def test_problems_with_addresses_are_user_errors(bucket: str, tmp_path: Path) ->
 def test_file_addresses_are_paths(tmp_path: Path) -> None:
     (tmp_path / "with space.jsonl").write_text('{"text": "x"}\n')
     source = find((tmp_path / "with space.jsonl").as_uri())[0]
-    assert source.path == tmp_path / "with space.jsonl" and rows_of(source.path.as_uri()) == [("x",)]
+    assert source.path == tmp_path / "with space.jsonl"
+    assert rows_of(source.path.as_uri(), ("text",)) == [("x",)]
 
 
 def test_secrets_are_not_shown() -> None:
@@ -102,4 +82,4 @@ def test_secrets_are_not_shown() -> None:
     assert public("s3://bucket/a@b") == "s3://bucket/a@b"
     assert public("'s3://bucket/a?secret_key=x&region=y'") == "'s3://bucket/a?&region=y'"
     assert public_values({"train_file": "s3://k:s@b/c", "seed": 1}) == {"train_file": "s3://b/c", "seed": 1}
-    assert is_address("s3://b") and not is_address("C:\\x") and not is_address("a/b")
+    assert [is_address(text) for text in ("s3://b", "C:\\x", "a/b")] == [True, False, False]

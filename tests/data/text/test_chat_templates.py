@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data.text import jinja_sandbox
 from data.text.chat_templates import read_chat_template, render, special_tokens
+from data.text.jinja_sandbox import rendered
 from data.text.templates import ASSISTANT, SYSTEM, TEMPLATES, USER, Template, Turn, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer
+from settings.declared import DataConfig
 from settings.errors import UserError
-from settings.loading import load
 
-THEIRS = (
+PUBLISHED = (
     "{% for message in messages %}{% if message['role'] == 'user' %}<U>{{ message['content'] }}</U>\n"
     "{% else %}<A>{{ message['content'] }}</A>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<A>{% endif %}"
 )
@@ -28,18 +30,21 @@ TALKS: list[list[Turn]] = [
 OURS = [*TEMPLATES, "Q: {prompt}\nA:", "[{prompt}] ({system})", "{prompt}\n"]
 
 
+def data_settings(prompt_template: str = "auto") -> DataConfig:
+    return DataConfig(prompt_template=prompt_template)
+
+
 def messages(turns: list[Turn]) -> list[dict[str, str]]:
     return [{"role": role, "content": text} for role, text in turns]
 
 
-@pytest.mark.parametrize("prefix", ["summarize: "])
 @pytest.mark.parametrize("name", OURS)
-def test_ours_says_the_same_in_jinja(name: str, prefix: str) -> None:
-    template = Template.load(name, prefix)
-    source = Template(template.text, template.prefix, template.name, turns=True).chat_template()
+def test_ours_says_the_same_in_jinja(name: str) -> None:
+    template = replace(Template.load(name, "summarize: "), turns=True)
+    source = template.chat_template()
     assert source is not None
     for turns in TALKS:
-        assert render(source, messages(turns)) == template.prompt(turns)
+        assert rendered(source, {"messages": messages(turns)}) == template.prompt(turns)
 
 
 @pytest.mark.slow
@@ -50,56 +55,59 @@ def test_transformers_says_the_same(name: str, tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.template = Template.load(name, "x: ")
     tokenizer.save(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    published = AutoTokenizer.from_pretrained(tmp_path)
     for turns in TALKS:
-        said = theirs.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
-        assert said == tokenizer.template.prompt(turns)
+        text = published.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
+        assert text == tokenizer.template.prompt(turns)
 
 
 @pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json", "several"])
-def test_theirs_is_read_and_kept(tmp_path: Path, file: str) -> None:
+def test_the_template_of_a_folder_is_read_and_kept(tmp_path: Path, file: str) -> None:
     byte_tokenizer().save(tmp_path)
     if file == "chat_template.jinja":
-        (tmp_path / file).write_text(THEIRS)
+        (tmp_path / file).write_text(PUBLISHED)
     else:
-        named = [{"name": "tools", "template": "x"}, {"name": "default", "template": THEIRS}]
-        held = named if file == "several" else THEIRS
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": held}))
-    for asked in ("auto", "chat_template"):
-        template = template_of(load("train", {"prompt_template": asked, "train_file": "x"}).data, tmp_path)
-        assert template.prompt([(USER, "a"), (ASSISTANT, "b"), (USER, "c")]) == "<U>a</U>\n<A>b</A>\n<U>c</U>\n<A>"
-        assert template.question("<U>a</U>\n<A>b</A>\n<U>c</U>\n<A>") == "c"
+        several = [{"name": "tools", "template": "x"}, {"name": "default", "template": PUBLISHED}]
+        config = {"chat_template": several if file == "several" else PUBLISHED}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    template = template_of(data_settings(), tmp_path)
+    assert template_of(data_settings("chat_template"), tmp_path) == template
+    assert template_of(data_settings("plain"), tmp_path) == Template()
+    words = "<U>a</U>\n<A>b</A>\n<U>c</U>\n<A>"
+    assert template.prompt([(USER, "a"), (ASSISTANT, "b"), (USER, "c")]) == words
+    assert template.question(words) == "c"
     assert template.turns, "a chat template is for conversations"
-    assert template_of(load("train", {"prompt_template": "plain", "train_file": "x"}).data, tmp_path) == Template()
     tokenizer = Tokenizer.load(tmp_path)
     tokenizer.template = template
     tokenizer.save(tmp_path / "next")
-    assert template_of(load("train", {"train_file": "x"}).data, tmp_path / "next") == template
-    assert read_chat_template(tmp_path / "next") == THEIRS
+    assert template_of(data_settings(), tmp_path / "next") == template
+    assert read_chat_template(tmp_path / "next") == PUBLISHED
 
 
-def test_a_plain_tokenizer_gets_none(tmp_path: Path) -> None:
+def test_a_plain_tokenizer_has_none(tmp_path: Path) -> None:
     byte_tokenizer().save(tmp_path)
     assert read_chat_template(tmp_path) is None
     with pytest.raises(UserError, match="has none"):
-        template_of(load("train", {"prompt_template": "chat_template", "train_file": "x"}).data, tmp_path)
+        template_of(data_settings("chat_template"), tmp_path)
 
 
-# template -> what is said of it
-HOSTILE = {
+# template -> why it is not rendered
+BROKEN = {
     "{{ messages.__class__.__mro__ }}": "unsafe",
     "{{ dict.__class__.__mro__ }}": "unsafe",
     "{% set _ = messages.append(1) %}": "unsafe",
     "{% for x in range(10**9) %}{% endfor %}": "Range too big",
     "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}": "recursion",
-    "{{ 'a' * 10**10 }}": "takes more",
-    "{{ 'a'.center(10**10) }}": "takes more",
-    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}": "takes more",
     "{% for i in [1] %}" * 30 + "{% endfor %}" * 30: "nested",
     "{{ a }}" * 2**20: "longer than",
     "{{ raise_exception('no system turns') }}": "no system turns",
     "{{ sep_token + 'a' }}": "undefined",
 }
+LARGE = [
+    "{{ 'a' * 10**10 }}",
+    "{{ 'a'.center(10**10) }}",
+    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+]
 ENDLESS = [
     "{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
@@ -108,36 +116,38 @@ ENDLESS = [
 ]
 
 
+@pytest.mark.parametrize(("source", "reason"), BROKEN.items())
+def test_strangers_reach_nothing(source: str, reason: str) -> None:
+    with pytest.raises(Exception, match=reason):
+        rendered(source, {"messages": messages(TALKS[0])})
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        *HOSTILE.items(),
-        *(pytest.param(one, "takes more", marks=pytest.mark.slow) for one in ENDLESS[1:]),
         (ENDLESS[0], "takes more"),
+        (LARGE[0], "takes more"),
+        ("{{ dict.__class__.__mro__ }}", "unsafe"),
+        *(pytest.param(source, "takes more", marks=pytest.mark.slow) for source in ENDLESS[1:] + LARGE[1:]),
     ],
 )
-def test_strangers_reach_nothing_and_do_not_last(source: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_end_in_a_sentence(source: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jinja_sandbox, "TRIAL_SECONDS", 1)
-    with pytest.raises(UserError, match="cannot word these turns") as error:
-        render(source, [{"role": "user", "content": "x"}])
-    assert reason in str(error.value)
+    with pytest.raises(UserError, match=f"cannot word these turns .*{reason}"):
+        render(source, messages(TALKS[0]))
 
 
 def test_long_conversations_are_no_strangers_tricks() -> None:
-    turns = [{"role": role, "content": "some words " * 90} for role in ("user", "assistant") * 200]
+    turns = messages([(USER, "some words " * 90), (ASSISTANT, "some words " * 90)] * 200)
     source = (
-        "{% for m in messages %}{{ '<' ~ m.role ~ '> ' + m['content']|trim + '\n' }}{% endfor %}{{ messages|length "
-        "~ 1.5 ~ none }}"
+        "{% for m in messages %}{{ '<' ~ m.role ~ '> ' + m['content']|trim + '\n' }}{% endfor %}"
+        "{{ messages|length ~ 1.5 ~ none }}"
     )
     assert render(source, turns) == "".join(f"<{m['role']}> {m['content'].strip()}\n" for m in turns) + "4001.5None"
-    assert len(render("{{ messages[0].content * 2000 }}", turns)) == 1024 * 1024, "no more is read"
+    assert len(rendered("{{ messages[0].content * 2000 }}", {"messages": turns})) == 1024 * 1024, "no more is read"
 
 
-TALK = [
-    {"role": "user", "content": "how <far> é"},
-    {"role": "assistant", "content": "a mile"},
-    {"role": "user", "content": "and back"},
-]
+TALK = messages([(USER, "how <far> é"), (ASSISTANT, "a mile"), (USER, "and back")])
 TOKENS = {
     "eos_token": "<end>",
     "bos_token": "<s>",
@@ -145,44 +155,69 @@ TOKENS = {
     "unk_token": "<unk>",
     "image_token": "<image>",
 }
-# template -> its words for TALK, as transformers 5.23 gives them
-TRANSFORMERS = {
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}A: {{ m['content'] }}\n{% endgeneration "
-    "%}{% else %}"
-    "Q: {{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}": "Q: how <far> é\nA: a mile\nQ: and back\nA:",
-    "{% for m in messages %}\n  {%- generation -%}\n  {{ m.role }}\n  {%- endgeneration %}\n{% endfor %}": "userassistantuser",
-    "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}": "21",
-    "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m['content'] }} | {% endfor %}": "how <far> é | a mile | ",
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% continue %}{% endif %}{{ m['content'] }} | {% endfor %}": "how <far> é | and back | ",
-    "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}": "how <far> é<end>a mile<end>and back<end>",
-    "{{ bos_token }}{{ image_token }}{{ sep_token }}{{ pad_token ~ unk_token }}{{ mask_token is defined }}": "<s><image><pad><unk>False",
-    "  {% if true %}\n  a\n  {% endif %}\nb": "  a\nb",
-    "{{ messages[0] | tojson }}": '{"role": "user", "content": "how <far> é"}',
-    "{{ {'b': '</a>', 'a': [1, none]} | tojson(indent=2, sort_keys=true) }}": '{\n  "a": [\n    1,\n    null\n  ],\n  "b": "</a>"\n}',
-    "{{ {'a': 'é'} | tojson(ensure_ascii=true, separators=(',', ':')) }}": '{"a":"\\u00e9"}',
-    "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ enable_thinking is defined }}": "TrueTrueTrueFalse",
-    "{{ strftime_now('%%') }}": "%",
-    "{% set ns = namespace(n=0, self=1) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n + ns.self }}": "4",
-    "{{ dict(a=1).a }}{{ dict.fromkeys('ab', 1)|length }}": "12",
-    "{{ '%s-%d' % ('a', 2) }}{{ '{:>3}'.format('b') }}{{ 'c'.center(3) }}{{ 'd'|center(3) }}": "a-2  b c  d ",
-    "{{ messages[:2]|map(attribute='role')|join('+') }}{% for m in messages|reverse %}{{ loop.index }}{% endfor %}": "user+assistant123",
-}
+EACH = "{% for m in messages %}"
+# templates and their words for TALK, as transformers 5.23 gives them
+TRANSFORMERS = [
+    (
+        EACH + "{% if m['role'] == 'assistant' %}{% generation %}A: {{ m['content'] }}\n{% endgeneration %}{% else %}"
+        "Q: {{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}",
+        "Q: how <far> é\nA: a mile\nQ: and back\nA:",
+    ),
+    (EACH + "\n  {%- generation -%}\n  {{ m.role }}\n  {%- endgeneration %}\n{% endfor %}", "userassistantuser"),
+    ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", "21"),
+    (
+        EACH + "{% if loop.index > 2 %}{% break %}{% endif %}{{ m['content'] }} | {% endfor %}",
+        "how <far> é | a mile | ",
+    ),
+    (
+        EACH + "{% if m['role'] == 'assistant' %}{% continue %}{% endif %}{{ m['content'] }} | {% endfor %}",
+        "how <far> é | and back | ",
+    ),
+    (EACH + "{{ m['content'] }}{{ eos_token }}{% endfor %}", "how <far> é<end>a mile<end>and back<end>"),
+    (
+        "{{ bos_token }}{{ image_token }}{{ sep_token }}{{ pad_token ~ unk_token }}{{ mask_token is defined }}",
+        "<s><image><pad><unk>False",
+    ),
+    ("  {% if true %}\n  a\n  {% endif %}\nb", "  a\nb"),
+    ("{{ messages[0] | tojson }}", '{"role": "user", "content": "how <far> é"}'),
+    (
+        "{{ {'b': '</a>', 'a': [1, none]} | tojson(indent=2, sort_keys=true) }}",
+        '{\n  "a": [\n    1,\n    null\n  ],\n  "b": "</a>"\n}',
+    ),
+    ("{{ {'a': 'é'} | tojson(ensure_ascii=true, separators=(',', ':')) }}", '{"a":"\\u00e9"}'),
+    (
+        "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ enable_thinking is defined }}",
+        "TrueTrueTrueFalse",
+    ),
+    ("{{ strftime_now('%%') }}", "%"),
+    ("{% set ns = namespace(n=0, self=1) %}" + EACH + "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n + ns.self }}", "4"),
+    ("{{ dict(a=1).a }}{{ dict.fromkeys('ab', 1)|length }}", "12"),
+    ("{{ '%s-%d' % ('a', 2) }}{{ '{:>3}'.format('b') }}{{ 'c'.center(3) }}{{ 'd'|center(3) }}", "a-2  b c  d "),
+    (
+        "{{ messages[:2]|map(attribute='role')|join('+') }}{% for m in messages|reverse %}{{ loop.index }}{% endfor %}",
+        "user+assistant123",
+    ),
+]
 
 
-@pytest.mark.parametrize("source", TRANSFORMERS)
-def test_templates_are_rendered_as_transformers_renders_them(source: str) -> None:
-    assert render(source, TALK, TOKENS) == TRANSFORMERS[source]
+@pytest.mark.parametrize(("source", "text"), TRANSFORMERS)
+def test_templates_are_rendered_as_transformers_renders_them(source: str, text: str) -> None:
+    variables = {"messages": TALK, "tools": None, "documents": None, "add_generation_prompt": True}
+    assert rendered(source, {**variables, **TOKENS}) == text
+
+
+def test_a_template_has_the_variables_that_transformers_gives() -> None:
+    source = "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ eos_token }}{{ messages|length }}"
+    assert render(source, TALK, TOKENS) == "TrueTrueTrue<end>3"
 
 
 @pytest.mark.slow
 def test_transformers_renders_so() -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def theirs(source: str, turns: list[dict[str, str]]) -> str:
-        texts, _ = render_jinja_template([turns], chat_template=source, add_generation_prompt=True, **TOKENS)
-        return str(texts[0])
-
-    assert {source: theirs(source, TALK) for source in TRANSFORMERS} == TRANSFORMERS
+    for source, text in TRANSFORMERS:
+        options = {"chat_template": source, "add_generation_prompt": True, **TOKENS}
+        assert render_jinja_template([TALK], **options)[0] == [text]
 
 
 ADDED = {"added_tokens_decoder": {}}
@@ -221,16 +256,12 @@ def test_a_folders_template_has_the_folders_tokens_wherever_it_is_copied(tmp_pat
         "chat_template": "{{ bos_token ~ messages[0].content ~ sep_token ~ eos_token }}",
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
-    settings = load("train", {"train_file": "x"}).data
-    template = template_of(settings, tmp_path)
-    assert template.prompt([(USER, "a")]) == "<s>a<sep></s>" and template.around() == ("<s>", "<sep></s>")
+    template = template_of(data_settings(), tmp_path)
+    assert template.prompt([(USER, "a")]) == "<s>a<sep></s>"
+    assert template.around() == ("<s>", "<sep></s>")
     (tmp_path / "next").mkdir()
     template.save(tmp_path / "next")
-    for again in (template_of(settings, tmp_path / "next"), Template.read(tmp_path / "next")):
-        assert again == template
-    own = load("train", {"train_file": "x", "prompt_template": "{{ messages[0].content ~ bos_token }}"}).data
-    assert (
-        template_of(own, tmp_path).prompt([(USER, "a")])
-        == template_of(own, tmp_path / "next").prompt([(USER, "a")])
-        == "a<s>"
-    )
+    assert template_of(data_settings(), tmp_path / "next") == Template.read(tmp_path / "next") == template
+    own = data_settings("{{ messages[0].content ~ bos_token }}")
+    for folder in (tmp_path, tmp_path / "next"):
+        assert template_of(own, folder).prompt([(USER, "a")]) == "a<s>"

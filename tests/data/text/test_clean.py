@@ -1,3 +1,5 @@
+"""Cleaning: the clean form of texts, and which rows are dropped and why."""
+
 from __future__ import annotations
 
 import json
@@ -5,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.prepare.preparing import prepare
@@ -29,6 +31,7 @@ def test_texts_are_normalised(text: str, clean: str) -> None:
     assert normalise(text) == clean
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=200))
 def test_a_clean_text_stays_as_it_is(text: str) -> None:
     assert normalise(normalise(text)) == normalise(text)

@@ -47,7 +47,7 @@ def test_labels_become_numbers_of_names_or_what_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "words"),
     [
         (lambda: labels_of("CEH", "01"), "3 labels and a mask of 2"),
         (lambda: labels_of("CEH", "012"), "'2' in its mask"),
@@ -61,8 +61,8 @@ def test_labels_become_numbers_of_names_or_what_they_say() -> None:
         (lambda: spans_of("MKVL", 1, is_protein=True), "1 labels, its text 4 letters"),
     ],
 )
-def test_what_is_wrong_is_told(call: object, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_what_is_wrong_is_told(call: object, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
         call()  # type: ignore[operator]
 
 

@@ -1,3 +1,5 @@
+"""Templates: how turns are written, found again, and kept beside shards and models."""
+
 from __future__ import annotations
 
 import json
@@ -16,7 +18,7 @@ TALK = [("user", "Hi"), ("assistant", "Hello!"), ("user", "Who?")]
 
 
 @pytest.mark.parametrize(
-    "asked, system, expected",
+    ("name", "system", "expected"),
     [
         ("plain", "Be kind.", "Be kind.\nHi\nHello!\nWho?"),
         ("chat", "Be kind.", "Be kind.\nUser: Hi\nAssistant: Hello!\nUser: Who?\nAssistant:"),
@@ -25,8 +27,8 @@ TALK = [("user", "Hi"), ("assistant", "Hello!"), ("user", "Who?")]
         (r"<{prompt}>\n", None, "<Hi>\nHello!\n<Who?>\n"),
     ],
 )
-def test_turns_are_written_one_after_the_other(asked: str, system: str | None, expected: str) -> None:
-    assert Template.load(asked).prompt(TALK, system) == expected
+def test_turns_are_written_one_after_the_other(name: str, system: str | None, expected: str) -> None:
+    assert Template.load(name).prompt(TALK, system) == expected
 
 
 def test_one_turn_fills_the_text_once_behind_the_prefix() -> None:
@@ -34,12 +36,11 @@ def test_one_turn_fills_the_text_once_behind_the_prefix() -> None:
     assert Template.load("question").prompt([("user", "why?")]) == "question: why?"
 
 
-@pytest.mark.parametrize("prefix", ["summarize: "])
-@pytest.mark.parametrize("asked", [*TEMPLATES, "Q: {prompt}\\nA:"])
-def test_the_newest_question_is_found_again(asked: str, prefix: str) -> None:
-    template = Template.load(asked, prefix)
+@pytest.mark.parametrize("name", [*TEMPLATES, "Q: {prompt}\\nA:"])
+def test_the_newest_question_is_found_again(name: str) -> None:
+    template = Template.load(name, "summarize: ")
     assert template.question(template.prompt([("user", "What is it?")]).strip()) == "What is it?"
-    if asked in ("chat", "alpaca", "chat_zh"):
+    if name in ("chat", "alpaca", "chat_zh"):
         talk = [("system", "Be kind."), *TALK]
         assert template.question(template.prompt(talk).strip()) == "Who?"
         cut = template.prompt(talk)[:-12]
@@ -47,16 +48,16 @@ def test_the_newest_question_is_found_again(asked: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked, words",
+    ("text", "words"),
     [
         ("chatt", ["chatt", "plain, chat", "{prompt}"]),
         ("{prompt} {role}", ["unknown place {role}"]),
         ("{system}", ["exactly once"]),
     ],
 )
-def test_wrong_templates_are_user_errors(asked: str, words: list[str]) -> None:
+def test_wrong_templates_are_user_errors(text: str, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        Template.load(asked)
+        Template.load(text)
     assert all(word in str(caught.value) for word in words)
 
 
@@ -67,44 +68,29 @@ def test_a_broken_file_is_a_user_error(tmp_path: Path, content: str) -> None:
         Template.read(tmp_path)
 
 
-def texts_of(prepared: Any, side: str) -> list[str]:
-    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    return [
-        tokenizer.decode(row[side])
-        for split in (prepared.train_dir, prepared.validation_dir)
-        for row in LowMemDataset(split)
-    ]
-
-
-def test_prompts_are_worded_in_the_shards_and_responses_are_not(configure: Any, pairs_file: Path) -> None:
-    config = configure(train_file=pairs_file, prompt_template="User: {prompt}\\nBot:", source_prefix="t: ")
-    prepared = prepare(config)
-    rows = [json.loads(line) for line in pairs_file.read_text().splitlines()]
-    assert set(texts_of(prepared, "input_ids")) == {f"t: User: {row['prompt']}\nBot:" for row in rows}
-    assert set(texts_of(prepared, "labels")) == {row["response"] for row in rows}
-    plain = prepare(configure(train_file=pairs_file))
-    assert plain.train_dir != prepared.train_dir
-    assert Tokenizer.load(plain.tokenizer_dir).template == Template()
-
-
-def test_the_template_goes_with_the_tokenizer(configure: Any, pairs_file: Path, tmp_path: Path) -> None:
+def test_the_template_goes_with_shards_and_tokenizer(configure: Any, pairs_file: Path, tmp_path: Path) -> None:
     """From the shards into the model's folder, and from there into the next run."""
-    prepared = prepare(configure(train_file=pairs_file, prompt_template="chat", source_prefix="t: "))
+    prepared = prepare(configure(train_file=pairs_file, prompt_template="User: {prompt}\\nBot:", source_prefix="t: "))
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    assert tokenizer.template == Template.load("chat", "t: ")
+    rows = [json.loads(line) for line in pairs_file.read_text().splitlines()]
+    split_rows = list(LowMemDataset(prepared.train_dir)) + list(LowMemDataset(prepared.validation_dir))
+    texts = {(tokenizer.decode(row["input_ids"]), tokenizer.decode(row["labels"])) for row in split_rows}
+    assert texts == {(f"t: User: {row['prompt']}\nBot:", row["response"]) for row in rows}
+    assert tokenizer.template == Template.load("User: {prompt}\\nBot:", "t: ")
+
     tokenizer.save(tmp_path / "model")
     later = configure(train_file=pairs_file, tokenizer_dir=tmp_path / "model")
     assert template_of(later.data, tmp_path / "model") == tokenizer.template
     assert prepare(later).train_dir == prepared.train_dir
-    without = configure(
-        train_file=pairs_file, tokenizer_dir=tmp_path / "model", prompt_template="plain", source_prefix="none"
-    )
-    assert template_of(without.data, tmp_path / "model") == Template()
+    flags = {"tokenizer_dir": tmp_path / "model", "prompt_template": "plain", "source_prefix": "none"}
+    plain = configure(train_file=pairs_file, **flags)
+    assert template_of(plain.data, tmp_path / "model") == Template()
+    assert prepare(plain).train_dir != prepared.train_dir
 
-
-def test_shards_keep_the_template_they_were_written_with(configure: Any, pairs_file: Path) -> None:
-    shards = prepare(configure(train_file=pairs_file, prompt_template="chat")).train_dir.parent
-    assert prepare(configure(train_file=shards)).train_dir.parent == shards
-    assert prepare(configure(train_file=shards, prompt_template="chat")).train_dir.parent == shards
-    with pytest.raises(UserError, match="was written with --prompt_template='chat'"):
+    shards = prepared.train_dir.parent
+    same = configure(train_file=shards)
+    assert prepare(same).train_dir == prepared.train_dir
+    with pytest.raises(UserError, match="was written with --prompt_template='User"):
         prepare(configure(train_file=shards, prompt_template="plain"))
+    with pytest.raises(UserError, match="was written with --prompt_template='User"):
+        prepare(configure(train_file=pairs_file, validation_file=shards))
