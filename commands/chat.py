@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from commands.answering import check_one_process, find_answering
+from commands.answering import find_answering
 from common.language import join, say
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
@@ -33,7 +33,7 @@ from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.evaluation.answers import decoder_of
-from training.loaded_model import LoadedModel, load_model
+from training.loaded_model import LoadedModel
 from training.report.progress import Progress
 from training.setup.adapters import AdapterSet
 
@@ -56,9 +56,9 @@ def chat(config: Config) -> None:
         UserError: the model is not usable. DoesNotFit: the budget does not hold the model, or the answer to a question
             that does not come from a terminal.
     """
-    check_one_process("chat")
-    config, model, tree = find_answering(config, "chat", several=True)
-    trained = load_model(config, model, tree=tree)
+    answering = find_answering(config, "chat")
+    config = answering.config
+    trained = answering.load()
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
     writer = Writer(trained, config)

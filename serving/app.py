@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from commands.text_reader import Tokens
 from commands.vector_files import Vectors
 from common.language import join, say
 from common.web.bodies import ByteBudget, Reservation, announced_bytes, object_of, read_body
@@ -30,7 +31,6 @@ from serving.asking import (
     Asked,
     AskedLabels,
     AskedVectors,
-    PackedTokens,
     Texts,
     read_chat,
     read_completion,
@@ -190,15 +190,11 @@ class Api:
                 raise Refused(400, "; ".join(error.problems), "input") from None
         return results
 
-    async def vectors(self, rows: Sequence[PackedTokens]) -> list[Vectors]:
+    async def vectors(self, rows: Sequence[Tokens]) -> list[Vectors]:
         """The vectors of the texts of a request; raises as `computed`."""
         embedder = self.texts.embedder
         assert embedder is not None
-
-        def vectors(part: list[PackedTokens]) -> list[Vectors]:
-            return embedder.vectors([(ids.tolist(), own) for ids, own in part])
-
-        return await self.computed(rows, [len(ids) for ids, _ in rows], vectors)
+        return await self.computed(rows, [len(ids) for ids, _ in rows], embedder.vectors)
 
     async def labels(self, texts: Sequence[EncodedText]) -> list[LabelAnswer]:
         """The labels of the texts of a request; raises as `computed`."""

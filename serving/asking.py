@@ -17,19 +17,15 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from commands.chat import newest_turns
-from commands.embed import Embedder, Tokens
-from commands.labelling import Labeller
+from commands.text_reader import Embedder, Labeller, Tokens
 from common.units import KIB
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from serving.answers import Refused
 from settings.declared import GenerateConfig
 from tasks.label_outputs import EncodedText
-
-PackedTokens = tuple[NDArray[np.int32], slice | NDArray[np.int64]]  # `Tokens` in an array
 
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS, MOST_INPUTS = 16, 200, 16, 16, 2048
 STOPS_ALLOWED = f"a text, or up to {MOST_STOPS}, of up to {LONGEST_STOP} characters"
@@ -42,6 +38,7 @@ ANSWER_TOKEN_BYTES = 128  # of a token of an answer, its text in Python and in J
 ROW_BYTES = 512  # of a text and its vector, without their numbers
 LABEL_BYTES = 256  # of a label and its probability, in Python and in JSON
 NUMBER_BYTES = 128  # of a number of the vector that is being sent, in Python and in JSON
+UNCUT = 2**62  # tokens of a text that is refused, and not cut, where it is too long
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
 # Fields of an assistant's turn in place of its text, which is null then; a replayed turn of this kind is an empty one
@@ -166,11 +163,11 @@ class AskedVectors:
     """One request for vectors.
 
     Args:
-        rows: as `Embedder.tokens` gives them, their ids packed. is_base64: whether numbers are sent so. unknown: fields
+        rows: as `Embedder.tokens` gives them. is_base64: whether numbers are sent so. unknown: fields
             that were ignored.
     """
 
-    rows: tuple[PackedTokens, ...]
+    rows: tuple[Tokens, ...]
     is_base64: bool
     unknown: tuple[str, ...]
 
@@ -272,12 +269,12 @@ class Texts:
         """
         assert self.embedder is not None
         if not isinstance(text, str):
-            ids = list(self.given(text, param))
+            ids = np.array(self.given(text, param), np.int32)
             return ids, slice(0, len(ids) - 1)
         self._check_text(text, param)
         with self._lock:
-            ids, own = replace(self.embedder, longest=2**62).tokens(text)
-        self._ended(ids[:-1], param)
+            ids, own = self.embedder.tokens(text, UNCUT)
+        self._check_length(len(ids), param)
         return ids, own
 
     def labelled(self, text: str, param: str) -> EncodedText:
@@ -289,8 +286,8 @@ class Texts:
         assert self.labeller is not None
         self._check_text(text, param)
         with self._lock:
-            encoded = replace(self.labeller, longest=2**62).encode(text)
-        self._ended(encoded.ids[:-1], param)
+            encoded = self.labeller.encode(text, UNCUT)
+        self._check_length(len(encoded.ids), param)
         return encoded
 
     def given(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
@@ -301,9 +298,12 @@ class Texts:
         return self._ended(list(ids[:-1] if ids[-1] == eos else ids), param)
 
     def _ended(self, ids: list[int], param: str) -> tuple[int, ...]:
-        if len(ids) >= self.longest:
-            raise self._too_long(f"has {len(ids) + 1:,} tokens with the end token", param)
+        self._check_length(len(ids) + 1, param)
         return (*ids, self._tokenizer.eos_id)
+
+    def _check_length(self, tokens: int, param: str) -> None:
+        if tokens > self.longest:
+            raise self._too_long(f"has {tokens:,} tokens with the end token", param)
 
     def _check_text(self, text: str, param: str) -> None:
         if not text.strip():
@@ -484,8 +484,7 @@ def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     form = fields.take("encoding_format", "float", "float or base64", lambda x: x in ("float", "base64"))
     fields.whole("dimensions", width, width, width)
     unknown = fields.end()
-    rows = (texts.embedded(prompt, "input") for prompt in prompts)
-    return AskedVectors(tuple((np.array(ids, np.int32), own) for ids, own in rows), form == "base64", unknown)
+    return AskedVectors(tuple(texts.embedded(prompt, "input") for prompt in prompts), form == "base64", unknown)
 
 
 def read_labels(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> AskedLabels:

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from commands.answering import check_one_process, find_answering
-from commands.embed import Embedder
-from commands.labelling import Labeller
-from commands.text_reader import ROUNDED, text_settings
+from commands.answering import find_answering
+from commands.generate import LEAST_TEXT
+from commands.text_reader import ROUNDED, Embedder, Labeller
 from common.language import join, say
 from common.units import KIB, format_size
 from common.web.bodies import ByteBudget
 from common.web.listening import Server, address_of, listen, own_names, server_of, token_of
-from data.prepare.encode import TextEncoder
 from devices.sizes import ANSWERED_TOGETHER, few_places
 from memory.answers import AnswerBatch, HeldModel, largest
 from memory.monitor import watched
@@ -26,7 +24,7 @@ from settings.declared import Config, DataConfig, GenerateConfig
 from settings.fields import AUTO, Auto, listed
 from settings.tasks import MODEL_HEADS
 from training.evaluation.answers import decoder_of
-from training.loaded_model import LoadedModel, load_model
+from training.loaded_model import LoadedModel
 
 PORT = 8400
 REQUEST_BYTES = 128 * KIB  # of an accepted request: its text, tokens and connection
@@ -40,16 +38,13 @@ def serve(config: Config) -> None:
         UserError: the model is not usable, or the address cannot be listened at. DoesNotFit: the budget does not hold
             one answer.
     """
-    check_one_process("serve")
     board = config.board
     token = token_of(board.token, board.host, "use this model")
-    config, model, tree = find_answering(config, "serve", searches=False)
-    least = None
-    if not MODEL_HEADS[model.shape.head].writes_text:
-        config = config.with_saved(text_settings(model))
-        least = AnswerBatch(1, 1, 1)
+    answering = find_answering(config, "serve")
+    config = answering.config
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
-        trained = load_model(config, model, least, tree)
+        writes_text = MODEL_HEADS[answering.model.shape.head].writes_text
+        trained = answering.load(None if writes_text else LEAST_TEXT)
         api = api_of(
             trained,
             config.data,
@@ -106,8 +101,7 @@ def api_of(
         DoesNotFit: the budget does not hold one answer of the longest.
     """
     shape = trained.held.shape
-    encoder = TextEncoder(trained.tokenizer, data.prepare_text)
-    embedder = Embedder(trained, encoder, data.max_seq_len)
+    embedder = Embedder(trained, data)
     limit = trained.budget.limit()
     if MODEL_HEADS[shape.head].writes_text:
         decoder = decoder_of(trained.blockwise)
@@ -124,10 +118,11 @@ def api_of(
     if not trained.budget.is_on_device:
         request_memory += max(0, spare)
     if decoder is None:
-        embedder = replace(embedder, beside_bytes=READING_BYTES + request_memory)
+        embedder.beside_bytes = READING_BYTES + request_memory
     labeller = None
     if shape.num_labels:
-        labeller = replace(Labeller.of(trained, data, rows), beside_bytes=embedder.beside_bytes)
+        labeller = Labeller(trained, data, rows)
+        labeller.beside_bytes = embedder.beside_bytes
     engine = Engine(decoder, capacity, trained.monitor, trained.device, trained.tree)
     texts = Texts(trained.tokenizer, trained.template, data.max_seq_len, system_prompt, embedder, labeller)
     folder = trained.folder.resolve()

@@ -44,10 +44,10 @@ def begun(**flags: Any) -> Config:
     return started(settings("train", **flags)).config
 
 
-def with_answers_of(config: Config, model: SavedModel, searches: bool = True, ranks: bool = False) -> Config:
+def with_answers_of(config: Config, model: SavedModel, command: str = "generate") -> Config:
     adapter = str(model.adapters[0]) if model.adapters else None
     named = config.changed(model=str(model.folder), adapter=adapter)
-    return find_answering(named, "generate", searches=searches, ranks=ranks)[0]
+    return find_answering(named, command).config
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_what_is_kept_is_read_again_beside_the_tokens(folder: Path) -> None:
     assert answers_by(folder) == ({**KEPT, "max_new_tokens": 128}, [])
     keep_answers(folder, SEARCH, SEARCH.num_beams)
     asked = [
-        with_answers_of(settings(**flags), SavedModel.read(folder), ranks=ranks)
-        for flags, ranks in (({}, True), ({}, False), ({"num_beams": 2}, True))
+        with_answers_of(settings(**flags), SavedModel.read(folder), command)
+        for flags, command in (({}, "evaluate"), ({}, "generate"), ({"num_beams": 2}, "evaluate"))
     ]
     assert [config.answer.num_answers for config in asked] == [SEARCH.num_beams, 1, 1], (
         "evaluate alone scores them, if it has the beams"
@@ -96,7 +96,7 @@ def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     plain = how(GREEDY := Config())
     for flags in ({"num_beams": 1}, {"temperature": 0.7}):
         assert how(with_answers_of(settings(**flags), SavedModel.read(folder))) == {**plain, "no_repeat_ngram_size": 2}
-    greedy = with_answers_of(GREEDY, SavedModel.read(folder), searches=False)  # as `serve` writes
+    greedy = with_answers_of(GREEDY, SavedModel.read(folder), "serve")
     assert how(greedy) == {**plain, "no_repeat_ngram_size": 2}
     capsys.readouterr()
     (folder / GENERATION_FILE).unlink()

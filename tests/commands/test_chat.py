@@ -259,8 +259,8 @@ def test_a_question_put_again_is_drawn_anew(folder: Path) -> None:
 def test_answers_come_from_a_list(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "answers.txt").write_text("red\nblue\n")
     flags = {"answers": str(tmp_path / "answers.txt"), "cache_dir": str(tmp_path / "cache"), "temperature": "3"}
-    config, model, tree = find_answering(load("chat", {"model": str(folder), **flags}), "chat")
-    session = Session(Writer(load_model(config, model, tree=tree), config))
+    answering = find_answering(load("chat", {"model": str(folder), **flags}), "chat")
+    session = Session(Writer(answering.load(), answering.config))
     for _ in range(3):
         session.ask("hello", lambda piece: None)
     assert {text for role, text in session.turns if role == "assistant"} <= {"red", "blue"}

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from commands import embed as embedding
+from commands import text_reader
 from commands.embed import embed
 from common.units import MIB
 from data.tokenizers.tokenizer import Tokenizer
@@ -89,7 +90,7 @@ def test_an_interrupted_file_is_continued_with_the_same_vectors(
     monkeypatch.setattr(embedding, "PART_ROWS", 4)
     whole, cut = tmp_path / "whole.npz", tmp_path / "cut.npz"
     embed(settings(folder, input=texts, output=whole))
-    finish, calls = embedding.Embedder.__call__, []
+    finish, calls = text_reader.Embedder.embed, []
 
     def twice(self: Any, some: Any) -> Any:
         calls.append(1)
@@ -97,7 +98,7 @@ def test_an_interrupted_file_is_continued_with_the_same_vectors(
             raise KeyboardInterrupt
         return finish(self, some)
 
-    monkeypatch.setattr(embedding.Embedder, "__call__", twice)
+    monkeypatch.setattr(text_reader.Embedder, "embed", twice)
     with pytest.raises(KeyboardInterrupt, match="same command"):
         embed(settings(folder, input=texts, output=cut))
     assert not cut.exists()

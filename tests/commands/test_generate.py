@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from commands import generate as answering
-from commands.generate import answering_model, generate
+from commands.generate import answer_work, generate
 from common.units import MIB
 from data.sources.prompts import Prompt
 from devices.cpu import CpuDevice
@@ -212,7 +212,7 @@ def test_columns_beside_the_prompts_take_memory_by_their_size(folder: Path, tmp_
     )
     code = """
 import contextlib
-from commands.generate import answering_model, generate
+from commands.generate import generate
 from data.sources.prompts import Prompt
 from training.loaded_model import load_model
 from config import load
@@ -427,10 +427,10 @@ def test_standard_input_is_read_line_by_line(
         else:
             generate(settings(folder, input="-", output=tmp_path / "out.jsonl"))
     assert [row["prompt"] for row in read(tmp_path / "out.jsonl")] == ["short", "", "河水从桥下流过"]
-    writer = answering_model(settings(folder, input="-", output=tmp_path / "out.jsonl", generate_batch_size=2))[1]
-    writer.load(load_model(writer.config, find_model(writer.config), writer.least))
-    (window,) = writer.windows(iter([Prompt("", text, {}) for text in ("short", "", "third")]))
-    assert len(window) == 3, "nobody waits for each answer"
+    work = answer_work(settings(folder, input="-", output=tmp_path / "out.jsonl", generate_batch_size=2))
+    work.load()
+    (part,) = work.parts(iter([Prompt("", text, {}) for text in ("short", "", "third")]))
+    assert len(part) == 3, "nobody waits for each answer"
 
 
 def test_what_answers_loads_no_trainer() -> None:

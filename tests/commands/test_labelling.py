@@ -139,6 +139,7 @@ def test_a_list_with_an_entry_that_is_no_word_is_a_bad_row(tmp_path: Path) -> No
         ("generate", {"input": "x", "num_beams": 4}),
         ("serve", {"prompt_template": "chat"}),
         ("serve", {"temperature": 0.5}),
+        ("serve", {"system_prompt": "be brief"}),
         ("evaluate", {"validation_file": "rows.jsonl", "prompt_column": "question"}),
         ("evaluate", {"validation_file": "rows.jsonl", "messages_column": "turns"}),
         ("evaluate", {"validation_file": "rows.jsonl", "history_column": "earlier"}),
@@ -149,3 +150,13 @@ def test_settings_of_text_are_refused(tmp_path: Path, command: str, flags: dict[
     name, value = list(flags.items())[-1]
     with pytest.raises(UserError, match=f"^--{name} = {value}"):
         find_answering(load(command, {"model": str(folder), **flags}), command)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"prompt_template": "chat"}, {"source_prefix": "a: "}, {"system_prompt": "b"}, {"temperature": 0.5}]
+)
+def test_an_encoder_is_served_without_settings_of_prompts(tmp_path: Path, flags: dict[str, Any]) -> None:
+    folder = model(tmp_path, head="none")
+    (name,) = flags
+    with pytest.raises(UserError, match=f"^--{name} = .*, is for models that write text"):
+        find_answering(load("serve", {"model": str(folder), **flags}), "serve")

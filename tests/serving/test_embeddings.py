@@ -13,17 +13,15 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from commands.embed import Embedder
-from commands.text_reader import text_settings
+from commands.answering import find_answering
+from commands.text_reader import Embedder
+from commands.generate import LEAST_TEXT
 from common.web.bodies import ByteBudget
-from memory.answers import AnswerBatch
 from serving.asking import OPEN_BYTES
 from serving.model import Model
 from settings.loading import load
 from tests.serving.served import api_of, client_of, make_api, settings, trained
 from tests.training.small_trained import SHAPE, save_trained
-from training.loaded_model import load_model
-from training.saved_model import SavedModel, find_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,7 +37,7 @@ def ask(client: TestClient, given: Any, **fields: Any) -> Any:
 
 
 def test_vectors_are_those_of_embed(client: TestClient) -> None:
-    expected = Embedder.of(trained(), settings().data)(iter(["hello", "a longer text"]))
+    expected = Embedder(trained(), settings().data).embed(["hello", "a longer text"])
     found = ask(client, ["hello", "a longer text"]).json()
     assert found["object"] == "list" and [one["index"] for one in found["data"]] == [0, 1]
     for one, vector in zip(found["data"], expected, strict=True):
@@ -84,10 +82,9 @@ def test_more_texts_than_the_memory_of_requests_holds_are_refused_with_how_many_
 @pytest.mark.parametrize(("head", "labels"), [("sequence", "few,many"), ("sequence", "regression"), ("token", "C,E,H")])
 def test_a_head_over_labels_classifies(tmp_path: Path, head: str, labels: str) -> None:
     folder = save_trained(tmp_path / "head", shape=replace(SHAPE, num_decoder_layers=0, head=head, labels=labels))
-    config = load("serve", {"model": str(folder), "mixed_precision": "no"})
-    config = config.with_saved(text_settings(SavedModel.read(folder)))
+    answering = find_answering(load("serve", {"model": str(folder), "mixed_precision": "no"}), "serve")
     expected = Model(folder, mixed_precision="no").answer(["MKVL", "a b"])
-    with client_of(api_of(load_model(config, find_model(config), AnswerBatch(1, 1, 1)), config)) as client:
+    with client_of(api_of(answering.load(LEAST_TEXT), answering.config)) as client:
         found = client.post("/v1/classify", json={"input": ["MKVL", "a b"]}).json()
         assert [one["index"] for one in found["data"]] == [0, 1]
         for one, columns in zip(found["data"], expected, strict=True):
@@ -110,11 +107,11 @@ def test_a_model_that_writes_text_classifies_none(client: TestClient) -> None:
 def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:
     shape = replace(SHAPE, num_decoder_layers=0, head="none")
     folder = save_trained(tmp_path / "encoder", shape=shape)
-    config = load("serve", {"model": str(folder), "mixed_precision": "no"})
-    config = config.with_saved(text_settings(SavedModel.read(folder)))
-    found = load_model(config, find_model(config), AnswerBatch(1, 1, 1))
+    answering = find_answering(load("serve", {"model": str(folder), "mixed_precision": "no"}), "serve")
+    config = answering.config
+    found = answering.load(LEAST_TEXT)
     with client_of(api_of(found, config)) as client:
-        (vector,) = Embedder.of(found, config.data)(iter(["x" * 600]))
+        (vector,) = Embedder(found, config.data).embed(["x" * 600])
         np.testing.assert_allclose(ask(client, "x" * 600).json()["data"][0]["embedding"], vector, atol=1e-6)
         answer = client.post("/v1/completions", json={"prompt": "hello"})
         assert answer.status_code == 404 and "/v1/embeddings" in answer.json()["error"]["message"]
