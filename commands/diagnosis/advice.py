@@ -26,16 +26,15 @@ def advice_for(report: dict[str, Any]) -> list[str]:
         report: as `commands.doctor` makes it.
     """
     machine = report["machine"]
-    advice = [
+    problems = [say("torch cannot be used: {problem}", problem=report["problem"])] if report["problem"] else []
+    return [
+        *problems,
         *advice_on_memory(machine["memory"], machine["others"]),
         *advice_on_cores(machine["system"], report["torch"]),
+        *advice_on_devices(report["devices"], report["torch"]),
+        *advice_on_surroundings(machine),
+        *(advice_on_model(report["model"]["planned"], report["model"]["measured"]) if report["model"] else ()),
     ]
-    advice += [*advice_on_devices(report["devices"], report["torch"]), *advice_on_surroundings(machine)]
-    if report["problem"]:
-        advice.insert(0, say("torch cannot be used: {problem}", problem=report["problem"]))
-    if report["model"]:
-        advice.extend(advice_on_model(report["model"]["planned"], report["model"]["measured"]))
-    return advice
 
 
 def advice_on_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[str]:

@@ -114,8 +114,8 @@ def large_processes() -> list[dict[str, Any]]:
 def malloc_facts() -> dict[str, Any]:
     """Which allocator serves tensors; freed memory returns to the system only from glibc's."""
     preloaded = re.search(r"jemalloc|tcmalloc|mimalloc", os.environ.get("LD_PRELOAD", ""))
-    if preloaded:
-        return {"library": preloaded.group(0), "is_glibc": False}
+    if preloaded is not None:
+        return {"library": preloaded[0], "is_glibc": False}
     library = " ".join(platform.libc_ver()).strip()
     return {"library": library or platform.system(), "is_glibc": library.startswith("glibc")}
 

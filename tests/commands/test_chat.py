@@ -154,10 +154,10 @@ def test_the_oldest_turns_leave_when_there_is_no_room(folder: Path, capsys: pyte
     config = load("chat", {"model": str(folder), "max_seq_len": "30", "prompt_template": "Q{prompt}A"})
     writer = Writer(load_model(config, find_model(config)), config)
     turns = [("user", "first"), ("assistant", "yes"), ("user", "second"), ("assistant", "no"), ("user", "third")]
-    seen = writer.trained.tokenizer.decode(writer._fitted(turns, None))
+    seen = writer.trained.tokenizer.decode(writer.fitted(turns, None))
     assert "first" not in seen and "second" in seen and "third" in seen
     assert capsys.readouterr().err == ""
-    cut = writer._fitted([("user", "x" * 99)], None)
+    cut = writer.fitted([("user", "x" * 99)], None)
     assert "longer than --max_seq_len=30 tokens and was cut" in capsys.readouterr().err
     assert len(cut) == 30 and cut[-1] == writer.trained.tokenizer.eos_id
 

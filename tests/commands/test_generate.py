@@ -121,7 +121,7 @@ def test_an_interrupted_run_goes_on_behind_its_last_part(
     with manifest.open("a") as file:
         file.write('{"part": 3, "torn')
     generate(settings(folder, **flags))
-    assert "already holds" in capsys.readouterr().out
+    assert "already done" in capsys.readouterr().out
     assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert not manifest.parent.exists()
     with pytest.raises(UserError, match=r"--output = .*is there already.*--overwrite=True"):
@@ -272,7 +272,7 @@ def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(
     with pytest.raises(UserError, match=r"line 3: prompt is empty.*--skip_bad_rows=True"):
         generate(settings(folder, **flags))
     generate(settings(folder, **flags, skip_bad_rows=True))
-    assert "already holds 2 answers" in capsys.readouterr().out
+    assert "2 rows already done" in capsys.readouterr().out
     assert [(row["id"], bool(row["response"])) for row in read(output)] == [(0, True), (1, True), (2, False), (3, True)]
 
 
