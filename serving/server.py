@@ -19,7 +19,7 @@ from memory.answers import AnswerBatch, HeldModel, largest
 from memory.monitor import watched
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
-from serving.engine import MOST_WAITING, Capacity, Engine
+from serving.engine import MOST_WAITING, AnswerEngine, Capacity
 from settings.declared import Config, DataConfig, GenerateConfig
 from settings.fields import AUTO, Auto, listed
 from settings.tasks import MODEL_HEADS
@@ -123,7 +123,7 @@ def api_of(
     if shape.num_labels:
         labeller = Labeller(trained, data, rows)
         labeller.beside_bytes = embedder.beside_bytes
-    engine = Engine(decoder, capacity, trained.monitor, trained.device, trained.tree)
+    engine = AnswerEngine(decoder, capacity, trained.monitor, trained.device, trained.tree)
     texts = Texts(trained.tokenizer, trained.template, data.max_seq_len, system_prompt, embedder, labeller)
     folder = trained.folder.resolve()
     return Api(
@@ -138,7 +138,7 @@ def api_of(
     )
 
 
-def capacity_of(held: HeldModel, longest: AnswerBatch, budget_bytes: int, reserved_bytes: int) -> Capacity | None:
+def capacity_of(model: HeldModel, longest: AnswerBatch, budget_bytes: int, reserved_bytes: int) -> Capacity | None:
     """How many rows, and tokens of them, a budget holds; None where not even one of the longest fits.
 
     Args:
@@ -149,7 +149,7 @@ def capacity_of(held: HeldModel, longest: AnswerBatch, budget_bytes: int, reserv
 
     def parts(rows: int, tokens: int) -> dict[str, int]:
         # Prompts are read one by one, between two steps.
-        answering = held.answering(replace(longest, rows=rows), rows_read=1, cached_tokens=tokens)
+        answering = model.answering(replace(longest, rows=rows), rows_read=1, cached_tokens=tokens)
         return {**answering, "requests": reserved_bytes + REQUEST_BYTES * rows}
 
     def fits(rows: int, tokens: int) -> bool:
@@ -187,15 +187,16 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
     ]
     key: list[str] = [say("key: {key}", key=token)] if token else []
     if api.engine.decoder is None:
-        told = "vectors of {width} numbers, of texts of at most {longest} tokens"
+        text = "vectors of {width} numbers, of texts of at most {longest} tokens"
         width = f"{trained.blockwise.model.config.d_model:,}"
-        lines.append(say(told, width=width, longest=f"{api.texts.longest:,}"))
+        lines.append(say(text, width=width, longest=f"{api.texts.longest:,}"))
         if api.texts.labeller is not None:
             names = trained.held.shape.label_names
             lines.append(say("labels of texts ({labels}) at POST /v1/classify", labels=listed(names) or say("number")))
         return [*lines, *key]
     capacity = api.engine.capacity
-    longest, new = api.texts.longest, api.defaults.max_new_tokens
+    longest = api.texts.longest
+    new = api.defaults.max_new_tokens
     parts = join(", ", [join(" ", [say(name), format_size(size)]) for name, size in capacity.parts.items() if size])
     lines += [
         say(

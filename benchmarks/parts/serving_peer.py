@@ -19,17 +19,17 @@ from common.web.listening import address_of, listen, server_of
 from memory.monitor import Monitor
 from serving.answers import Answer
 from serving.app import make_app
-from serving.engine import Capacity, Engine
+from serving.engine import AnswerEngine, Capacity
 from serving.server import api_of
 from settings.loading import load
 from training.loaded_model import load_model
 from training.saved_model import find_model
 
 
-class OneByOne(Engine):
+class OneByOne(AnswerEngine):
     """Answers in their order, each by `generate()` of transformers."""
 
-    def __init__(self, folder: Path, like: Engine) -> None:
+    def __init__(self, folder: Path, like: AnswerEngine) -> None:
         from transformers import AutoModelForSeq2SeqLM
 
         super().__init__(like.decoder, Capacity(1, 0, {}), Monitor(1, like._device), like._device)

@@ -9,7 +9,7 @@ import pytest
 from data.text.templates import Template
 from data.tokenizers.training import byte_tokenizer
 from serving.answers import Refused
-from serving.asking import Asked, Texts, read_chat, read_completion, read_question
+from serving.asking import AnswerRequest, Texts, read_chat, read_completion, read_question
 from settings.declared import GenerateConfig
 
 TOKENIZER = byte_tokenizer()
@@ -18,11 +18,11 @@ DEFAULTS = GenerateConfig(max_new_tokens=24)
 QUESTION = [{"role": "user", "content": "hi"}]
 
 
-def chat(**fields: Any) -> Asked:
+def chat(**fields: Any) -> AnswerRequest:
     return read_chat({"messages": QUESTION, **fields}, TEXTS, DEFAULTS)
 
 
-def said(asked: Asked) -> list[str]:
+def said(asked: AnswerRequest) -> list[str]:
     assert all(ids[-1] == TOKENIZER.eos_id for ids in asked.prompts)
     return [TOKENIZER.decode(ids) for ids in asked.prompts]
 

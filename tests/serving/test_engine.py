@@ -132,7 +132,7 @@ def test_an_answer_that_nobody_waits_for_leaves(api: Api, monkeypatch: pytest.Mo
     (first, gone), (second, kept), (third, never) = (ask(api, question) for question in QUESTIONS[:3])
     api.engine.submit([first, second, third])
     assert gate.reached.wait(60)
-    first.is_left = third.is_left = True
+    first.is_abandoned = third.is_abandoned = True
     gate.may_go.set()
     assert kept.text() == alone(prompt_ids(QUESTIONS[1]))
     assert gone.heard[-1].problem == "left" and len(first.tokens) <= 1

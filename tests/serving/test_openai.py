@@ -166,4 +166,4 @@ def test_a_client_that_leaves_ends_its_work(monkeypatch: pytest.MonkeyPatch, is_
     assert has_left.wait(60)
     gate.may_go.set()
     served.end()
-    assert sum(gate.rows) == 1 and api.engine.meters.left == 1, "no step was taken for it any more"
+    assert sum(gate.rows) == 1 and api.engine.meters.abandoned == 1, "no step was taken for it any more"
