@@ -133,7 +133,7 @@ def _parsed(words: Sequence[str]) -> tuple[dict[str, list[str | None]], list[str
     """
     flags: dict[str, list[str | None]] = {}
     strays = list[str]()
-    name = ""  # Of a flag that may have its value in the next word.
+    name = ""  # The flag may have its value in the next word.
     for word in words:
         if _is_flag(word):
             name, equals, value = word.lstrip("-").partition("=")

@@ -71,7 +71,7 @@ def chat(config: Config) -> None:
             return
         is_terminal = sys.stdin.isatty()
         if is_terminal:
-            with contextlib.suppress(ImportError):  # Not every system has it.
+            with contextlib.suppress(ImportError):  # Some systems have none.
                 import readline  # noqa: F401  # gives input() arrow keys, and the right width of Chinese letters
             for text in greeting(trained, config.chat.history_turns, int(history_turns)):
                 Progress(1).note(text)

@@ -89,9 +89,9 @@ def demo(config: Config) -> None:
 def _run(title: str, flags: Mapping[str, object]) -> None:
     """Show a training command and run it; where it does not come to its end, neither does this one."""
     words = ["train", *(f"--{name}={value}" for name, value in flags.items())]
-    shown = PACKAGE if IS_INSTALLED else f"{python()} {FILE}"
+    prefix = PACKAGE if IS_INSTALLED else f"{python()} {FILE}"
     Progress(1).note("")
-    Progress(1).lines(title, [f"$ {shown} {shlex.join(words)}"])
+    Progress(1).lines(title, [f"$ {prefix} {shlex.join(words)}"])
     code = ended([*start_command(), *words])
     if code:
         raise SystemExit(code)

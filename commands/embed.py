@@ -30,7 +30,7 @@ from settings.fields import counted
 PART_ROWS = 256  # A part ends with so many texts,
 PART_TEXT_BYTES = 1 * MIB  # with the one that brings so many bytes of text, or that brings `PART_BYTES` of vectors.
 LONGEST_ID = 256  # letters
-SAMPLED_TEXTS = 16  # in which unknown tokens are counted
+SAMPLED_TEXTS = 16  # Unknown tokens are counted in these.
 
 
 @holding_output

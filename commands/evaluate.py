@@ -149,7 +149,7 @@ def evaluate(config: Config) -> Evaluation:
         result = mean_of_sets(results) if loader.sets else results[""]
         reference_counts = answers.references.counts
         if reference_counts - {1}:
-            number = "var" if len(reference_counts) > 1 else max(reference_counts)  # As sacreBLEU writes it.
+            number = "var" if len(reference_counts) > 1 else max(reference_counts)  # This is how sacreBLEU writes it.
             signatures = {name: text.replace("nrefs:1|", f"nrefs:{number}|") for name, text in signatures.items()}
         if not group.is_main:
             return result

@@ -49,12 +49,12 @@ class Answered:
     """What a prompt got.
 
     Args:
-        columns: for a JSON line. shown: lines for the screen.
+        columns: for a JSON line. lines: for the screen.
         is_cut: whether the answer was ended by the longest length.
     """
 
     columns: dict[str, Any]
-    shown: list[str]
+    lines: list[str]
     is_cut: bool = False
 
 
@@ -147,7 +147,7 @@ class AnswerWork(TextWork[Prompt, tuple[Prompt, Answered]]):
 
     def show(self, part: list[tuple[Prompt, Answered]]) -> None:
         for prompt, answer in part:
-            for line in answer.shown:
+            for line in answer.lines:
                 print(line if prompt.place == TYPED else " ".join(line.splitlines()), flush=True)
 
     def write(self, part: list[tuple[Prompt, Answered]], path: Path) -> None:
@@ -193,7 +193,7 @@ class WrittenAnswers(AnswerWork):
     def rows_of_a_part(self) -> int:
         rows = self.config.answer.generate_batch_size
         if rows == AUTO:
-            # Of the longest prompt that may come; those that do come decide what is answered at once.
+            # The longest prompt that may come decides the part; those that do come decide what is answered at once.
             longest = AnswerBatch.by(self.config.generate, ANSWERED_TOGETHER, self.config.data.max_seq_len)
             rows = self.trained.answer_budget.rows(longest)
         return max(1, int(rows)) * WINDOW_BATCHES
@@ -232,8 +232,8 @@ class WrittenAnswers(AnswerWork):
             return Answered({ANSWER: texts[0]}, texts, is_cut)
         scores = [answer.log_probability for answer in best]
         columns = {ANSWER: texts[0], ANSWERS: texts, SCORES: [round(score, 6) for score in scores]}
-        shown = [f"{score:.4f}\t{text}" for text, score in zip(texts, scores, strict=True)]
-        return Answered(columns, shown, is_cut)
+        lines = [f"{score:.4f}\t{text}" for text, score in zip(texts, scores, strict=True)]
+        return Answered(columns, lines, is_cut)
 
     def notes(self, output: UnfinishedFile | None, bad_rows: BadRows) -> list[str]:
         notes = super().notes(output, bad_rows)

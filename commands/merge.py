@@ -67,7 +67,7 @@ def open_merged(folders: SavedModel) -> T5:
 
 @contextmanager
 def converting(memory_budget: int | str, shape: T5ModelConfig, dtype: torch.dtype, beside: int) -> Iterator[None]:
-    """Hold a model in the dtype that it is stored in, and something beside it, inside the budget until the context ends.
+    """Hold a model in its dtype on the disk, and something beside it, inside the budget until the context ends.
 
     Args:
         beside: bytes of what is made of the model at the same time.

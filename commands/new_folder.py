@@ -153,13 +153,13 @@ def _check_replaceable(output: Path, overwrite: bool) -> None:
         return
     sums = read_sums(output) or {"files": ()}
     ours = {CHECKSUMS_FILE, *(file.partition("/")[0] for file in sums["files"])}
-    others = [file for file in files if file not in ours]
-    if others:
+    foreign = [file for file in files if file not in ours]
+    if foreign:
         raise UserError(
             "--output = {output}, holds what this program has not written ({others}) and is not replaced; choose "
             "another folder",
             output=output,
-            others=listed(others[:3]),
+            others=listed(foreign[:3]),
         )
 
 
@@ -212,7 +212,7 @@ def copy_companions(model: SavedModel, folder: Path) -> int | None:
     Raises:
         UserError: the tokenizer is broken.
     """
-    for layer in reversed(model.layers):  # What an adapter says goes before what its base says.
+    for layer in reversed(model.layers):  # An adapter goes before its base.
         keep_generation_settings(layer, folder)
     if model.top == model.base:  # An adapter's head is not its base's.
         _keep_label_names(model.base, folder)

@@ -85,7 +85,7 @@ def plan(config: Config) -> None:
             notes += filter(None, [note])
     except UserError:
         if targets == [AUTO]:
-            raise  # Else the list may lie where the run will be.
+            raise  # The list may lie where the run will be.
     answers = list[dict[str, Any]]()
     for target in targets:
         try:
@@ -139,7 +139,7 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
     if start.folder is not None:
         return config, start.told or [say("starting from {model}", model=start.folder)], 0
     if config.data.train_file is not None and not (config.given("vocab_size") or config.task.writes_text):
-        with suppress(UserError, NotMade):  # What is wrong is said where the rows are looked at.
+        with suppress(UserError, NotMade):  # Rows.known says what is wrong.
             tokens = look(config, count_tokens, config)
             if tokens:
                 config = with_changes(config, vocab_size=rows_for(tokens))
@@ -283,21 +283,21 @@ def _show_tables(planned: PlannedRun, target: str, notes: list[str]) -> None:
     title = say("fits: {what}", what=what)
     need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
     disk = need.describe()
-    if target == AUTO:  # What stands against it on this machine.
+    if target == AUTO:  # This machine has a disk to look at.
         problems, remarks = too_full(need, config.run.output_dir)
         if problems:
             title = say("does not fit on the disk: {what}", what=what)
         free = say("{need}; {size} free", need=disk, size=format_size(free_bytes(config.run.output_dir)))
         disk = join("; ", [*problems, *remarks] or [free])
     reopens = reopens_files(config.memory.ultra_low_mem, spec.machine.available_bytes)
-    first, *others = plan_rows(chosen, weight_counts(config.model)["total"], reopens, disk)
+    first, *rows = plan_rows(chosen, weight_counts(config.model)["total"], reopens, disk)
     if chosen.seconds_total is None:
         untimed = say(
             "{thousand} for 1,000 steps (add --train_file or --max_steps for your run's total)",
             thousand=duration(1000 * chosen.seconds),
         )
-        others.insert(0, (say("time"), untimed))
-    progress.table(title, [first, *others])
+        rows.insert(0, (say("time"), untimed))
+    progress.table(title, [first, *rows])
     progress.table(say("parts of the peak"), parts_rows(chosen))
     progress.table(say("peak by phase"), [(say(phase), format_size(size)) for phase, size in chosen.phases.items()])
     ladder = list[tuple[str, str, str, str]]()

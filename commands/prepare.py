@@ -85,7 +85,7 @@ def prepare(config: Config) -> None:
 
 
 def _lengths_in_words(facts: LengthFacts) -> str:
-    known = {name: f"{facts[name]:,}" for name in ("mean", "longest", "longest_uncut")}
+    numbers = {name: f"{facts[name]:,}" for name in ("mean", "longest", "longest_uncut")}
     if facts["longest_uncut"] > facts["longest"]:
-        return say("mean {mean}, longest {longest} (uncut {longest_uncut})", **known)
-    return say("mean {mean}, longest {longest}", **known)
+        return say("mean {mean}, longest {longest} (uncut {longest_uncut})", **numbers)
+    return say("mean {mean}, longest {longest}", **numbers)

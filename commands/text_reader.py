@@ -78,7 +78,7 @@ class TextReader:
             usual = min(len(order), max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
             sides = (longest, self.target_tokens(longest))
             limit = self.trained.budget.limit()
-            count = rows_to_measure(self.held(longest), limit, requested, usual, sides, self.rows_flag)
+            count = rows_to_measure(self.model_held(longest), limit, requested, usual, sides, self.rows_flag)
             numbers = order[:count]
             order = order[count:]
             results.update(zip(numbers, work(numbers), strict=True))
@@ -86,16 +86,16 @@ class TextReader:
 
     def predict(self, longest: int) -> dict[str, int]:
         """What one text of so many tokens takes at its highest: component -> bytes."""
-        return self.held(longest).measuring(1, longest, self.target_tokens(longest))
+        return self.model_held(longest).measuring(1, longest, self.target_tokens(longest))
 
     def target_tokens(self, longest: int) -> int:
         """Tokens that a decoder reads of a text of so many."""
         return 0
 
-    def held(self, longest: int) -> HeldModel:
+    def model_held(self, longest: int) -> HeldModel:
         """The model beside what else stands in memory while a text of so many tokens is read."""
-        held = self.trained.held
-        return replace(held, base_bytes=held.base_bytes + self.beside_bytes)
+        model = self.trained.held
+        return replace(model, base_bytes=model.base_bytes + self.beside_bytes)
 
 
 class Embedder(TextReader):
@@ -134,9 +134,9 @@ class Embedder(TextReader):
             ids = self.encoder.beginning(text, longest - 1)
             own: slice | NDArray[np.int64] = slice(0, max(1, len(ids)))
         else:
-            ids, places = self.encoder.with_places(text)
+            ids, token_indices = self.encoder.with_places(text)
             ids = ids[: longest - 1]
-            own = places[(places >= 0) & (places < len(ids))]
+            own = token_indices[(token_indices >= 0) & (token_indices < len(ids))]
         return np.append(ids, self.trained.tokenizer.eos_id).astype(np.int32), own
 
     def vectors(self, rows: Sequence[Tokens]) -> list[Vectors]:
@@ -157,12 +157,12 @@ class Embedder(TextReader):
 
         return self.in_batches([len(ids) for ids, _ in rows], vectors)
 
-    def held(self, longest: int) -> HeldModel:
+    def model_held(self, longest: int) -> HeldModel:
         """Where each token has a vector, those of a part wait until it is written."""
-        held = super().held(longest)
+        model = super().model_held(longest)
         if not self.per_token or self.trained.budget.is_on_device:
-            return held
-        return replace(held, base_bytes=held.base_bytes + VECTOR_COPIES * (PART_BYTES + 4 * self.width * longest))
+            return model
+        return replace(model, base_bytes=model.base_bytes + VECTOR_COPIES * (PART_BYTES + 4 * self.width * longest))
 
 
 class Labeller(TextReader):

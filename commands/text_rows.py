@@ -107,7 +107,7 @@ def run(work: TextWork[Any, Any]) -> None:
     if config.answer.output is not None:
         path = Path(config.answer.output)
         work.check_output(path)
-        if reads_files and path.exists() and any(_is_same(found.path, path) for found in find(source, "--input")):
+        if reads_files and path.exists() and any(_is_same(file.path, path) for file in find(source, "--input")):
             raise UserError(say("--output = {path}, is a file that is read; choose another one", path=path))
         identity = fingerprint([work.version, *_marks(work.answering.model, source), *work.identity()])
         output = UnfinishedFile(path, config.run.overwrite, identity, work.part_suffix)
@@ -191,10 +191,10 @@ def _typed_lines(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:
         for number, line in enumerate(lines, 1):
             line.encode("utf8")  # In the locale C, bytes that are not UTF-8 come as halves of surrogate pairs.
             text = line.strip()
-            place = say("line {number}", number=number)
+            line_name = say("line {number}", number=number)
             if not text:
-                bad_rows.note(say("standard input"), place, say("is empty"))
-            yield Prompt(say("standard input, {place}", place=place), text, {PROMPT: text})
+                bad_rows.note(say("standard input"), line_name, say("is empty"))
+            yield Prompt(say("standard input, {place}", place=line_name), text, {PROMPT: text})
     except UnicodeError:
         raise UserError(say("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale")) from None
 

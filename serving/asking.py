@@ -299,10 +299,10 @@ class Texts:
 
     def given(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         """Token ids that a request brings; the end token is added where it is missing."""
-        eos, size = self._tokenizer.eos_id, self._tokenizer.size
-        if any(not 0 <= number < size for number in ids):
+        size = self._tokenizer.size
+        if min(ids) < 0 or max(ids) >= size:
             raise Refused(400, f"{param}: token ids are 0 to {size - 1}", param)
-        return self._ended(list(ids[:-1] if ids[-1] == eos else ids), param)
+        return self._ended(list(ids[:-1] if ids[-1] == self._tokenizer.eos_id else ids), param)
 
     def _ended(self, ids: list[int], param: str) -> tuple[int, ...]:
         self._check_length(len(ids) + 1, param)

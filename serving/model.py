@@ -32,7 +32,7 @@ class Model:
     def __init__(self, folder: str | Path, **settings: Any) -> None:
         self._settings = {"model": str(folder), **settings}
         self._work: AnswerWork | VectorWork | None = None
-        self._use: tuple[str, str | int | None]  # What it was loaded for.
+        self._use: tuple[str, str | int | None]  # It was loaded for this.
 
     def answer(self, prompts: Sequence[str], memory_budget: str | int | None = None) -> list[Any]:
         """One answer to each prompt, in their order, as `generate` writes it; a blank prompt has a blank answer.
