@@ -32,7 +32,6 @@ from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from settings.errors import UserError
 from settings.loading import load
-from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.loaded_model import load_model
 from training.saved_model import find_model
@@ -40,11 +39,6 @@ from training.setup.adapters import fingerprint_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LETTERS = "春天的河水从石桥下流过 the river runs under a bridge été 😀 мост "
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_trained(tmp_path_factory.mktemp("model"))
 
 
 class Parrot:
@@ -119,10 +113,12 @@ def test_a_conversation_that_is_saved_again_stands_once(tmp_path: Path) -> None:
     assert questions() == [["河水", "b"]], "somebody has emptied the file"
 
 
-def test_an_interrupt_stops_the_answer_alone() -> None:
+def test_an_interrupt_stops_the_answer_alone_and_some_words_leave() -> None:
     session = Session(Parrot(), history_turns=5)
     assert talk(["one stop two", "next"], session) == "one ...\nnext\n"
     assert session.turns[1] == ("assistant", "one")
+    for word in ("/exit", "退出", "QUIT"):
+        assert "later" not in talk([word, "later"], Session(Parrot()))
 
 
 @pytest.fixture(scope="module")
@@ -317,11 +313,6 @@ def test_a_program_talks_in_json_and_gives_no_commands(tmp_path: Path) -> None:
     assert told[0] == {"ready": True} and [record for record in told if record.get("end")] == [{"end": True}] * 2
     assert "".join(record.get("piece", "") for record in told).startswith("one two")
     assert not place.exists() and session.turns == []
-
-
-@pytest.mark.parametrize("word", ["/exit", "退出", "QUIT"])
-def test_words_that_leave(word: str) -> None:
-    assert "later" not in talk([word, "later"], Session(Parrot()))
 
 
 @pytest.mark.parametrize(

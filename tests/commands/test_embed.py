@@ -26,15 +26,9 @@ from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.loading import load
 from tests.measuring import in_child
-from tests.training.small_trained import save_trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = [f"text number {at} " + "x" * (at % 7) for at in range(11)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_trained(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

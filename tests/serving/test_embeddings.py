@@ -14,8 +14,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from commands.answering import find_answering
-from commands.text_reader import Embedder
 from commands.generate import LEAST_TEXT
+from commands.text_reader import Embedder
 from common.web.bodies import ByteBudget
 from serving.asking import OPEN_BYTES
 from serving.model import Model
