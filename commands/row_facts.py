@@ -1,4 +1,4 @@
-"""What `plan` asks of the rows that the settings name, each in one look of the child that reads files."""
+"""What `plan` and `prepare` show of rows; `plan` asks each in one look of the child that reads files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from common.storage import only_if_made
 from data.batches.loader import StepLoader
 from data.batches.rows import lengths_of
 from data.prepare.estimate import estimate_lengths
-from data.prepare.preparing import find_prepared
+from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.preview import table_of_files, table_of_shards
 from data.prepare.training_data import find_training_data
 from data.sources.peek import about_rows, about_tokens
@@ -43,9 +43,7 @@ def count_and_show(config: Config) -> tuple[int, Table]:
     data = config.data
     prepared = find_prepared(config)
     if prepared is not None:
-        loader = StepLoader(prepared.train_dir, prepared.objective, data, config.model, config.run.seed)
-        tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-        return 0, table_of_shards(data, prepared, loader, tokenizer, SHOWN_ROWS)
+        return 0, examples_of(prepared, config, SHOWN_ROWS)
     rows = find_training_data(data, config.train.is_finetune, only_if_made)
     if rows.task.is_windowed:
         count = about_tokens(rows.sources) // lengths_of(data, rows.objective).raw_tokens
@@ -55,3 +53,9 @@ def count_and_show(config: Config) -> tuple[int, Table]:
     folder = Path(data.tokenizer_dir) if has_tokenizer else None
     examples = table_of_files(data, rows, config.cleaning, SHOWN_ROWS, folder)
     return max(1, min(count, data.max_samples or count)), examples
+
+
+def examples_of(prepared: Prepared, config: Config, rows: int) -> Table:
+    """The first rows of token shards as the model receives them."""
+    loader = StepLoader(prepared.train_dir, prepared.objective, config.data, config.model, config.run.seed)
+    return table_of_shards(config.data, prepared, loader, Tokenizer.load(prepared.tokenizer_dir), rows)

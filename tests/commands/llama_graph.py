@@ -70,8 +70,8 @@ class LlamaT5:
     def bias(self, side: str, layer: int, length: int) -> Tensor:
         """(H, T, T): a layer's own table, or that of the first one."""
         table = self.t.get(f"{side}.blk.{layer}.attn_rel_b.weight", self.t[f"{side}.blk.0.attn_rel_b.weight"])
-        places = [[self.bucket(key - query, side == "enc") for key in range(length)] for query in range(length)]
-        return table[torch.tensor(places)].permute(2, 0, 1)
+        buckets = [[self.bucket(key - query, side == "enc") for key in range(length)] for query in range(length)]
+        return table[torch.tensor(buckets)].permute(2, 0, 1)
 
     def bucket(self, distance: int, both_ways: bool) -> int:
         """`llama_relative_position_bucket`."""

@@ -48,13 +48,13 @@ def pickled(family: str, folder: Path, shards: int = 1, legacy: bool = False) ->
     if shards == 1:
         torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
         return folder
-    places = {}
+    file_of = {}
     for number in range(shards):
         names = sorted(weights)[number::shards]
         file = f"pytorch_model-{number + 1:05}-of-{shards:05}.bin"
         torch.save({name: weights[name] for name in names}, folder / file)
-        places.update(dict.fromkeys(names, file))
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+        file_of.update(dict.fromkeys(names, file))
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": file_of}))
     return folder
 
 
@@ -173,8 +173,8 @@ def test_what_exists_is_not_written_over(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "t5", tmp_path / "same")
     with pytest.raises(UserError, match="is the folder that is read"):
         convert(settings(tmp_path / "same", tmp_path / "same", overwrite=True))
-    for others in ((), ("older_model", "vocab")):
-        for name in others:
+    for more in ((), ("older_model", "vocab")):
+        for name in more:
             (tmp_path / "new" / name).mkdir()
         with pytest.raises(UserError, match=r"has not written \((older_model, )?thesis.txt.* and is not replaced"):
             convert(settings(GOLDEN / "t5", tmp_path / "new", overwrite=True))
@@ -232,8 +232,8 @@ def test_ctranslate2_converts_and_runs_our_folders(family: str, dtype: str, tmp_
         return [str(backend.id_to_token(number)) for number in ids]
 
     results = translator.translate_batch([names(row) for row in rows], beam_size=1, max_decoding_length=12)
-    wanted = generate(hf_format.load(tmp_path / "plain"), rows, max_new_tokens=12)
-    assert [result.hypotheses[0] for result in results] == [names(row) for row in wanted]
+    expected = generate(hf_format.load(tmp_path / "plain"), rows, max_new_tokens=12)
+    assert [result.hypotheses[0] for result in results] == [names(row) for row in expected]
 
 
 @pytest.mark.slow

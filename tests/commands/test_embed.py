@@ -125,8 +125,8 @@ def test_fasta_and_a_single_text_are_read(folder: Path, tmp_path: Path, capsys: 
     np.testing.assert_allclose(vectors["P1"], hidden(folder, "M K V X L")[::2], atol=1e-5)
     capsys.readouterr()
     run(folder, input="hello")
-    shown = json.loads(capsys.readouterr().out)
-    np.testing.assert_allclose(shown["vector"], hidden(folder, "hello").mean(0), atol=1e-5)
+    row = json.loads(capsys.readouterr().out)
+    np.testing.assert_allclose(row["vector"], hidden(folder, "hello").mean(0), atol=1e-5)
 
 
 def test_ids_that_are_numbers_are_kept_and_missing_ones_are_the_rows_number(folder: Path, tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ with contextlib.redirect_stdout(sys.stderr):
     taken = measure(lambda: embed(load("embed", {**how, "input": rows, "output": output})))
 print(taken)
 """
-    (taken,) = in_child(code, folder, tmp_path / "rows.jsonl", tmp_path / "v.npz")
-    assert taken < 60 * 2**20, "the array alone would take 120 MiB"
+    (used_bytes,) = in_child(code, folder, tmp_path / "rows.jsonl", tmp_path / "v.npz")
+    assert used_bytes < 60 * 2**20, "the array alone would take 120 MiB"
     assert np.load(tmp_path / "v.npz")["ids"].nbytes < 2**20
 
 

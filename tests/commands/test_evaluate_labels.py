@@ -34,7 +34,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(model: Path, rows: Path, output: Path, **flags: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    asked = {
+    arguments = {
         "model": model,
         "validation_file": rows,
         "output": output,
@@ -43,7 +43,7 @@ def run(model: Path, rows: Path, output: Path, **flags: Any) -> tuple[dict[str, 
         "cache_dir": output.parent / "cache",
         **flags,
     }
-    result = evaluate(load("evaluate", {name: str(value) for name, value in asked.items()}))
+    result = evaluate(load("evaluate", {name: str(value) for name, value in arguments.items()}))
     return result.metrics, [json.loads(line) for line in output.read_text(encoding="utf8").splitlines()]
 
 
@@ -52,13 +52,15 @@ def test_token_labels_are_scored_under_their_mask(
 ) -> None:
     shape = replace(SHAPE, num_decoder_layers=0, head="token", labels="C,E,H")
     model = save_trained(tmp_path / "model", shape=shape)
-    metrics, found = run(model, rows / "tokens.jsonl", tmp_path / "out.jsonl")
-    told = capsys.readouterr().out
-    pairs = [pair for row in found for pair in zip(row["labels"], row["predictions"], strict=True) if pair[0]]
-    assert len(pairs) == 15 and found[0]["labels"] == [None, "E", "H", "C", None]
+    metrics, rows_written = run(model, rows / "tokens.jsonl", tmp_path / "out.jsonl")
+    words = capsys.readouterr().out
+    pairs = [pair for row in rows_written for pair in zip(row["labels"], row["predictions"], strict=True) if pair[0]]
+    assert len(pairs) == 15 and rows_written[0]["labels"] == [None, "E", "H", "C", None]
     assert metrics["accuracy"] == pytest.approx(np.mean([label == predicted for label, predicted in pairs]))
-    assert "accuracy" in told and "perplexity" not in told and "--prepare_text" not in told
-    counts = [line.split()[-3:] for line in told.splitlines() if line.strip()[:1] in "CEH" and line.split()[0] in "CEH"]
+    assert "accuracy" in words and "perplexity" not in words and "--prepare_text" not in words
+    counts = [
+        line.split()[-3:] for line in words.splitlines() if line.strip()[:1] in "CEH" and line.split()[0] in "CEH"
+    ]
     expected = [[sum(pair == (label, guess) for pair in pairs) for guess in "CEH"] for label in "CEH"]
     assert [[int(cell) for cell in row] for row in counts] == expected
     with pytest.raises(UserError, match="--overwrite"):
@@ -68,9 +70,9 @@ def test_token_labels_are_scored_under_their_mask(
 def test_numbers_of_texts_are_scored(rows: Path, tmp_path: Path) -> None:
     shape = replace(SHAPE, num_decoder_layers=0, head="sequence", labels="regression")
     model = save_trained(tmp_path / "model", shape=shape)
-    metrics, found = run(model, rows / "numbers.jsonl", tmp_path / "out.jsonl")
-    labels, predictions = (np.array([row[name] for row in found]) for name in ("label", "prediction"))
-    assert labels.tolist() == [1.0, 1.5, 0.5, 1.75] and [row["text"] for row in found][2] == "WW"
+    metrics, rows_written = run(model, rows / "numbers.jsonl", tmp_path / "out.jsonl")
+    labels, predictions = (np.array([row[name] for row in rows_written]) for name in ("label", "prediction"))
+    assert labels.tolist() == [1.0, 1.5, 0.5, 1.75] and [row["text"] for row in rows_written][2] == "WW"
     assert metrics["mse"] == pytest.approx(np.mean((labels - predictions) ** 2), rel=1e-5)
     assert {"spearman", "pearson"} <= metrics.keys()
 

@@ -200,8 +200,8 @@ with contextlib.redirect_stdout(sys.stderr):
     taken = measure(lambda: generate(load("generate", {**how, "input": rows, "output": output})))
 print(taken)
 """
-    (taken,) = in_child(code, folder, rows, tmp_path / "out.jsonl")
-    assert taken < 30 * 2**20
+    (used_bytes,) = in_child(code, folder, rows, tmp_path / "out.jsonl")
+    assert used_bytes < 30 * 2**20
     assert [len(row["z"]) for row in read_rows(tmp_path / "out.jsonl")] == [600_000] * 80
 
 
@@ -291,7 +291,7 @@ def test_who_takes_more_than_the_budget_says_so(folder: Path, monkeypatch: Patch
 
 
 @pytest.mark.parametrize(
-    ("fast", "asked", "told", "storage"),
+    ("fast", "requested", "sentence", "storage"),
     [
         ([torch.float32], "fp16", "fp32 products: fp16 ones are not faster here", torch.float32),
         ([torch.float32], "bf16", "fp32 products: bf16 ones are not faster here", torch.bfloat16),
@@ -304,16 +304,18 @@ def test_products_in_another_dtype_than_asked_for_are_told_once(
     monkeypatch: Patch,
     capsys: Screen,
     fast: list[torch.dtype],
-    asked: str,
-    told: str,
+    requested: str,
+    sentence: str,
     storage: torch.dtype,
 ) -> None:
     monkeypatch.setattr(CpuDevice, "fast_dtypes", lambda self: tuple(fast))
-    config = settings(folder, input="x", mixed_precision=asked)
+    config = settings(folder, input="x", mixed_precision=requested)
     generate(config)
     screen = capsys.readouterr()
     lines = [line for line in screen.err.splitlines() if "mixed_precision" in line]
-    assert len(lines) == bool(told) and all(line.startswith(f"--mixed_precision = {asked}, {told}") for line in lines)
+    assert len(lines) == bool(sentence) and all(
+        line.startswith(f"--mixed_precision = {requested}, {sentence}") for line in lines
+    )
     assert "mixed_precision" not in screen.out  # which holds the answer alone
     trained = load_model(config, find_model(config))
     assert trained.blockwise.model.embedding.dtype == storage
@@ -407,8 +409,8 @@ def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: Screen) 
         assert row["response"] == row["responses"][0]
         assert row["log_probabilities"] == sorted(row["log_probabilities"], reverse=True)
     assert "5 of at most" in capsys.readouterr().err
-    (made,) = (tmp_path / "cache" / "answers").glob("*/tree.npz")
-    before = made.stat().st_mtime_ns
+    (tree,) = (tmp_path / "cache" / "answers").glob("*/tree.npz")
+    before = tree.stat().st_mtime_ns
     own = Path(shutil.copytree(folder, tmp_path / "own"))
     shutil.copy(listed, own)
     first, of_table, of_model = (
@@ -419,7 +421,7 @@ def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: Screen) 
             (own, {}),
         )
     )
-    assert made.stat().st_mtime_ns == before and set(first) <= set(texts)
+    assert tree.stat().st_mtime_ns == before and set(first) <= set(texts)
     assert first == of_table == of_model
     capsys.readouterr()
     generate(settings(own, input="short", answers="none"))
@@ -443,17 +445,17 @@ def test_the_budget_counts_the_tree(folder: Path) -> None:
     starts[0] = 1
     tree = AnswerTree(np.ones(count, np.int32), starts, 2)  # 64 MiB: as many answers of one token
     trained = load_model(config, find_model(config), tree=tree)
-    held = trained.held.base_bytes - without.held.base_bytes
+    tree_bytes = trained.held.base_bytes - without.held.base_bytes
     batch = AnswerBatch.by(config.generate, 1, config.data.max_seq_len)
-    assert held > 0.8 * tree.num_bytes
-    assert sum(trained.predict(batch).values()) - sum(without.predict(batch).values()) > held + 40 * count
+    assert tree_bytes > 0.8 * tree.num_bytes
+    assert sum(trained.predict(batch).values()) - sum(without.predict(batch).values()) > tree_bytes + 40 * count
     serving = flags_of("serve", model=folder, max_seq_len=32)
     less, more = (api_of(one, serving.data, serving.generate).engine.capacity for one in (without, trained))
     assert sum(more.parts.values()) > sum(less.parts.values()) + 40 * count
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("flags", "setting"),
     [
         ({"num_answers": 3}, "--num_answers"),
         ({"max_new_tokens": 2}, "--max_new_tokens"),
@@ -462,11 +464,11 @@ def test_the_budget_counts_the_tree(folder: Path) -> None:
     ],
 )
 def test_what_contradicts_a_list_of_answers_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: Patch, flags: dict[str, Any], named: str
+    folder: Path, tmp_path: Path, monkeypatch: Patch, flags: dict[str, Any], setting: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("answers.txt").write_text("a longer answer\n", encoding="utf8")
     Path("table.csv").write_text("id,color\n1,red\n", encoding="utf8")
     how = {"max_new_tokens": 60, "answers": "answers.txt", "cache_dir": tmp_path / "cache"}
-    with pytest.raises(UserError, match=named):
+    with pytest.raises(UserError, match=setting):
         generate(settings(folder, input="short", **{**how, **flags}))

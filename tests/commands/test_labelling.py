@@ -29,7 +29,7 @@ def model(folder: Path, **shape: Any) -> Path:
 def answers(folder: Path, model: Path, rows: list[dict[str, Any]], **flags: Any) -> list[dict[str, Any]]:
     source, output = folder / "texts.jsonl", folder / "answers.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
-    asked = {
+    arguments = {
         "model": model,
         "input": source,
         "output": output,
@@ -38,7 +38,7 @@ def answers(folder: Path, model: Path, rows: list[dict[str, Any]], **flags: Any)
         "skip_bad_rows": True,
         **flags,
     }
-    generate(load("generate", {name: str(value) for name, value in asked.items()}))
+    generate(load("generate", {name: str(value) for name, value in arguments.items()}))
     return [json.loads(line) for line in output.read_text(encoding="utf8").splitlines()]
 
 
@@ -59,14 +59,14 @@ def test_answers_are_what_evaluate_predicts(tmp_path: Path) -> None:
     folder = model(tmp_path, head="sequence", labels="regression")
     rows = [{"text": text, "label": len(text)} for text in TEXTS if text]
     numbers = [row["number"] for row in answers(tmp_path, folder, rows)]
-    asked = {
+    arguments = {
         "model": folder,
         "validation_file": tmp_path / "texts.jsonl",
         "output": tmp_path / "out.jsonl",
         "mixed_precision": "no",
         "cache_dir": tmp_path / "cache",
     }
-    evaluate(load("evaluate", {name: str(value) for name, value in asked.items()}))
+    evaluate(load("evaluate", {name: str(value) for name, value in arguments.items()}))
     predicted = [json.loads(line)["prediction"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert numbers == pytest.approx(predicted, rel=1e-5)
 
@@ -115,8 +115,8 @@ def test_a_list_of_words_gets_one_label_for_each_word(tmp_path: Path, ending: st
         pq.write_table(pa.table({"tokens": rows}), source)
     else:
         source.write_text("".join(json.dumps({"tokens": words}) + "\n" for words in rows))
-    asked = {"model": folder, "input": source, "output": tmp_path / "out.jsonl", "mixed_precision": "no"}
-    generate(load("generate", {name: str(value) for name, value in asked.items()}))
+    arguments = {"model": folder, "input": source, "output": tmp_path / "out.jsonl", "mixed_precision": "no"}
+    generate(load("generate", {name: str(value) for name, value in arguments.items()}))
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["tokens"] for row in written] == rows
     assert [len(row["labels"]) for row in written] == [4, 1, 2]

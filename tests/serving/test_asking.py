@@ -23,9 +23,9 @@ def chat(**fields: Any) -> AnswerRequest:
     return read_chat({"messages": QUESTION, **fields}, TEXTS, DEFAULTS)
 
 
-def said(asked: AnswerRequest) -> list[str]:
-    assert all(ids[-1] == TOKENIZER.eos_id for ids in asked.prompts)
-    return [TOKENIZER.decode(ids) for ids in asked.prompts]
+def said(request: AnswerRequest) -> list[str]:
+    assert all(ids[-1] == TOKENIZER.eos_id for ids in request.prompts)
+    return [TOKENIZER.decode(ids) for ids in request.prompts]
 
 
 def test_a_conversation_is_put_into_the_models_template() -> None:
@@ -43,9 +43,9 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 
 @pytest.mark.parametrize("instead", [{"tool_calls": [CALL]}, {"refusal": "no"}, {"function_call": CALL["function"]}])
 def test_a_replayed_turn_without_text_is_an_empty_one_and_says_what_is_ignored(instead: dict[str, Any]) -> None:
-    asked = chat(messages=[*QUESTION, {"role": "assistant", "content": None, **instead}, *QUESTION])
-    assert said(asked) == ["User: hi\nAssistant: \nUser: hi\nAssistant:"]
-    assert asked.unknown == tuple(f"messages[].{name}" for name in instead)
+    request = chat(messages=[*QUESTION, {"role": "assistant", "content": None, **instead}, *QUESTION])
+    assert said(request) == ["User: hi\nAssistant: \nUser: hi\nAssistant:"]
+    assert request.unknown == tuple(f"messages[].{name}" for name in instead)
     with pytest.raises(Refused, match=r"messages\[2\], has the role 'tool'"):
         chat(messages=[*QUESTION, {"role": "assistant", **instead}, {"role": "tool", "content": "1"}, *QUESTION])
 
@@ -65,16 +65,16 @@ def test_the_oldest_turns_leave_until_the_rest_fits(turns: int) -> None:
     ("prompt", "texts"), [("a b", ["a b"]), (["a", "b"], ["a", "b"]), ([100, 101], None), ([[100], [101, 1]], None)]
 )
 def test_prompts_are_texts_or_token_ids(prompt: object, texts: list[str] | None) -> None:
-    asked = read_completion({"prompt": prompt}, TEXTS, DEFAULTS)
+    request = read_completion({"prompt": prompt}, TEXTS, DEFAULTS)
     if texts is not None:
-        assert said(asked) == texts, "as they are, without a template"
+        assert said(request) == texts, "as they are, without a template"
     else:
-        assert [ids[-1] for ids in asked.prompts] == [1] * len(asked.prompts)
-        assert all(1 not in ids[:-1] for ids in asked.prompts)
+        assert [ids[-1] for ids in request.prompts] == [1] * len(request.prompts)
+        assert all(1 not in ids[:-1] for ids in request.prompts)
 
 
 def test_settings_are_taken_and_else_those_of_the_server() -> None:
-    asked = chat(
+    request = chat(
         temperature=0.5,
         top_p=0.9,
         top_k=3,
@@ -87,10 +87,10 @@ def test_settings_are_taken_and_else_those_of_the_server() -> None:
         repetition_penalty=1.5,
         no_repeat_ngram_size=2,
     )
-    assert asked.how == GenerateConfig(
+    assert request.how == GenerateConfig(
         max_new_tokens=5, temperature=0.5, top_p=0.9, top_k=3, repetition_penalty=1.5, no_repeat_ngram_size=2
     )
-    assert (asked.seed, asked.count, asked.stops) == (7, 2, ("x",)) and asked.is_streamed and asked.with_usage
+    assert (request.seed, request.count, request.stops) == (7, 2, ("x",)) and request.is_streamed and request.with_usage
     plain = chat()
     assert plain.how == DEFAULTS and plain.count == 1 and not plain.stops and not plain.is_streamed
     assert chat(max_completion_tokens=3).how.max_new_tokens == 3
@@ -130,14 +130,14 @@ CHANGES_NOTHING = """
 
 @pytest.mark.parametrize("fields", CHANGES_NOTHING.split("\n")[1:-1])
 def test_what_changes_no_answer_is_ignored(fields: str) -> None:
-    asked = chat(**json.loads(fields))
-    assert asked.how.max_new_tokens == 24 and asked.how.top_k == 0 and asked.seed is None and not asked.unknown
-    assert said(asked) == ["User: hi\nAssistant:"]
+    request = chat(**json.loads(fields))
+    assert request.how.max_new_tokens == 24 and request.how.top_k == 0 and request.seed is None and not request.unknown
+    assert said(request) == ["User: hi\nAssistant:"]
 
 
 def test_fields_that_are_not_known_are_ignored_and_reported() -> None:
-    asked = chat(nonsense=1, features={"web": False}, chat_template_kwargs={"colour": "red"}, seed=-5)
-    assert set(asked.unknown) == {"nonsense", "features", "colour"} and asked.seed == -5
+    request = chat(nonsense=1, features={"web": False}, chat_template_kwargs={"colour": "red"}, seed=-5)
+    assert set(request.unknown) == {"nonsense", "features", "colour"} and request.seed == -5
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -208,8 +208,8 @@ def test_a_question_that_is_too_long_is_refused_and_never_cut(text: str) -> None
 
 def test_the_older_projects_ask_with_input_txt() -> None:
     assert said(read_question({"input_txt": "hi"}, TEXTS, DEFAULTS)) == ["User: hi\nAssistant:"]
-    told = read_question({"input_txt": "c", "history": [["a", "b"]]}, TEXTS, DEFAULTS)
-    assert said(told) == ["User: a\nAssistant: b\nUser: c\nAssistant:"]
+    request = read_question({"input_txt": "c", "history": [["a", "b"]]}, TEXTS, DEFAULTS)
+    assert said(request) == ["User: a\nAssistant: b\nUser: c\nAssistant:"]
     for wrong, status in (
         ({"input_txt": ""}, 406),
         ({}, 406),

@@ -28,21 +28,21 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with client_of(make_api()) as made:
-        yield made
+    with client_of(make_api()) as client:
+        yield client
 
 
-def ask(client: TestClient, given: Any, **fields: Any) -> Any:
-    return client.post("/v1/embeddings", json={"input": given, **fields})
+def ask(client: TestClient, value: Any, **fields: Any) -> Any:
+    return client.post("/v1/embeddings", json={"input": value, **fields})
 
 
 def test_vectors_are_those_of_embed(client: TestClient) -> None:
     expected = Embedder(trained(), settings().data).embed(["hello", "a longer text"])
-    found = ask(client, ["hello", "a longer text"]).json()
-    assert found["object"] == "list" and [one["index"] for one in found["data"]] == [0, 1]
-    for one, vector in zip(found["data"], expected, strict=True):
+    result = ask(client, ["hello", "a longer text"]).json()
+    assert result["object"] == "list" and [one["index"] for one in result["data"]] == [0, 1]
+    for one, vector in zip(result["data"], expected, strict=True):
         np.testing.assert_allclose(one["embedding"], vector, atol=1e-6)
-    assert found["usage"] == {"prompt_tokens": 20, "total_tokens": 20}
+    assert result["usage"] == {"prompt_tokens": 20, "total_tokens": 20}
     packed = ask(client, "hello", encoding_format="base64").json()["data"][0]["embedding"]
     np.testing.assert_allclose(np.frombuffer(base64.b64decode(packed), "<f4"), expected[0], atol=1e-6)
     ids = trained().tokenizer.encode_batch(["hello"])[0].tolist()
@@ -50,7 +50,7 @@ def test_vectors_are_those_of_embed(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "fields"),
+    ("value", "fields"),
     [
         (None, {}),
         ("", {}),
@@ -60,8 +60,8 @@ def test_vectors_are_those_of_embed(client: TestClient) -> None:
         ("a", {"encoding_format": "int8"}),
     ],
 )
-def test_what_is_wrong_is_named(client: TestClient, given: Any, fields: dict[str, Any]) -> None:
-    answer = ask(client, given, **fields)
+def test_what_is_wrong_is_named(client: TestClient, value: Any, fields: dict[str, Any]) -> None:
+    answer = ask(client, value, **fields)
     assert answer.status_code == 400 and answer.json()["error"]["param"] in ("input", *fields)
 
 
@@ -85,9 +85,9 @@ def test_a_head_over_labels_classifies(tmp_path: Path, head: str, labels: str) -
     answering = find_answering(load("serve", {"model": str(folder), "mixed_precision": "no"}), "serve")
     expected = Model(folder, mixed_precision="no").answer(["MKVL", "a b"])
     with client_of(api_of(answering.load(LEAST_TEXT), answering.config)) as client:
-        found = client.post("/v1/classify", json={"input": ["MKVL", "a b"]}).json()
-        assert [one["index"] for one in found["data"]] == [0, 1]
-        for one, columns in zip(found["data"], expected, strict=True):
+        result = client.post("/v1/classify", json={"input": ["MKVL", "a b"]}).json()
+        assert [one["index"] for one in result["data"]] == [0, 1]
+        for one, columns in zip(result["data"], expected, strict=True):
             assert one.keys() == {"index", *columns}
             label = next(iter(columns))
             assert one[label] == (pytest.approx(columns[label]) if label == "number" else columns[label])
@@ -109,9 +109,9 @@ def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:
     folder = save_trained(tmp_path / "encoder", shape=shape)
     answering = find_answering(load("serve", {"model": str(folder), "mixed_precision": "no"}), "serve")
     config = answering.config
-    found = answering.load(LEAST_TEXT)
-    with client_of(api_of(found, config)) as client:
-        (vector,) = Embedder(found, config.data).embed(["x" * 600])
+    result = answering.load(LEAST_TEXT)
+    with client_of(api_of(result, config)) as client:
+        (vector,) = Embedder(result, config.data).embed(["x" * 600])
         np.testing.assert_allclose(ask(client, "x" * 600).json()["data"][0]["embedding"], vector, atol=1e-6)
         answer = client.post("/v1/completions", json={"prompt": "hello"})
         assert answer.status_code == 404 and "/v1/embeddings" in answer.json()["error"]["message"]
