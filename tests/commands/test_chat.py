@@ -45,10 +45,10 @@ class Parrot:
     """Answers with the newest question, word by word, and notes what it was asked."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[list[Turn], str | None]] = []
+        self.conversations: list[tuple[list[Turn], str | None]] = []
 
     def __call__(self, turns: list[Turn], system: str | None) -> Iterator[str]:
-        self.seen.append((list(turns), system))
+        self.conversations.append((list(turns), system))
         for index, word in enumerate(turns[-1][1].split()):
             if word == "stop":
                 raise KeyboardInterrupt
@@ -65,8 +65,8 @@ def test_history_is_as_long_as_asked() -> None:
     parrot = Parrot()
     answer = talk(["one two", "", "three", "four"], Session(parrot, "be short", history_turns=1))
     assert answer == "one two\nthree\nfour\n"
-    assert [system for _, system in parrot.seen] == ["be short"] * 3
-    assert [turns for turns, _ in parrot.seen] == [
+    assert [system for _, system in parrot.conversations] == ["be short"] * 3
+    assert [turns for turns, _ in parrot.conversations] == [
         [("user", "one two")],
         [("user", "one two"), ("assistant", "one two"), ("user", "three")],
         [("user", "three"), ("assistant", "three"), ("user", "four")],
@@ -74,14 +74,15 @@ def test_history_is_as_long_as_asked() -> None:
 
 
 def test_commands(tmp_path: Path) -> None:
-    parrot, file = Parrot(), tmp_path / "saved.jsonl"
+    parrot = Parrot()
+    file = tmp_path / "saved.jsonl"
     session = Session(parrot, "规则", history_turns=9)
     assert session.command(f"/save {file}") == "there is nothing to save yet" and not file.exists()
     answer = talk(["a b", f"/save {file}", "/reset", "c", "/help", "/nothing", "/save", "/exit", "never"], session)
     assert "conversation saved to" in answer and "1 question with answers" in answer and "was reset" in answer
     assert "/nothing is not a command" in answer and answer.count("/reset      clear") == 2
     assert "/save needs a file name" in answer and "never" not in answer
-    assert parrot.seen[1][0] == [("user", "c")]
+    assert parrot.conversations[1][0] == [("user", "c")]
     messages = json.loads(file.read_text(encoding="utf8"))["messages"]
     assert messages == [
         {"role": "system", "content": "规则"},
@@ -94,7 +95,8 @@ def test_commands(tmp_path: Path) -> None:
 def test_a_conversation_that_is_saved_again_stands_once(tmp_path: Path) -> None:
     file = tmp_path / "saved.jsonl"
     file.write_text('{"by": "others"}\n', encoding="utf8")
-    first, second = Session(Parrot()), Session(Parrot())
+    first = Session(Parrot())
+    second = Session(Parrot())
 
     def questions() -> list[list[str]]:
         lines = [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]

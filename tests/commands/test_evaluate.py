@@ -103,7 +103,8 @@ def test_only_what_is_asked_for(folder: Path, tmp_path: Path, capsys: pytest.Cap
 def test_the_best_of_several_right_answers_counts(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows, listed = tmp_path / "pairs.jsonl", tmp_path / "colors.txt"
+    rows = tmp_path / "pairs.jsonl"
+    listed = tmp_path / "colors.txt"
     listed.write_text("a red fox\n")  # The model answers nothing else.
     right = [["a red fox"], ["blue", "a red fox"], ["two red foxes", "blue"], ["green"]]
     write_rows(rows, ({"prompt": "x", "response": answers} for answers in right))
@@ -275,7 +276,8 @@ def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None
 
 
 def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows, listed = tmp_path / "pairs.jsonl", tmp_path / "colors.txt"
+    rows = tmp_path / "pairs.jsonl"
+    listed = tmp_path / "colors.txt"
     write_rows(rows, ({"prompt": "x", "response": name} for name in ("red", "blue")))
     listed.write_text("red\n")
     result = evaluate(settings(folder, tmp_path, validation_file=rows, answers=listed, max_new_tokens=60))

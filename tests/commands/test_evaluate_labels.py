@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ from commands.evaluate import evaluate
 from common.units import MIB
 from data.tokenizers.training import train_tokenizer
 from settings.errors import UserError
-from settings.loading import load
-from tests.training.small_trained import SHAPE, save_trained
+from tests.commands.small import encoder, flags_of, read_rows, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,7 +26,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row["label"] = row["label"][: len(row["text"])]
     of_texts = [{"text": text, "label": len(text) / 4} for text in texts]
     for name, content in (("tokens", of_tokens), ("numbers", of_texts)):
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)), encoding="utf8")
+        write_rows(folder / f"{name}.jsonl", content)
     return folder
 
 
@@ -43,15 +40,14 @@ def run(model: Path, rows: Path, output: Path, **flags: Any) -> tuple[dict[str, 
         "cache_dir": output.parent / "cache",
         **flags,
     }
-    result = evaluate(load("evaluate", {name: str(value) for name, value in arguments.items()}))
-    return result.metrics, [json.loads(line) for line in output.read_text(encoding="utf8").splitlines()]
+    result = evaluate(flags_of("evaluate", **arguments))
+    return result.metrics, read_rows(output)
 
 
 def test_token_labels_are_scored_under_their_mask(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = replace(SHAPE, num_decoder_layers=0, head="token", labels="C,E,H")
-    model = save_trained(tmp_path / "model", shape=shape)
+    model = encoder(tmp_path, head="token", labels="C,E,H")
     metrics, rows_written = run(model, rows / "tokens.jsonl", tmp_path / "out.jsonl")
     words = capsys.readouterr().out
     pairs = [pair for row in rows_written for pair in zip(row["labels"], row["predictions"], strict=True) if pair[0]]
@@ -68,8 +64,7 @@ def test_token_labels_are_scored_under_their_mask(
 
 
 def test_numbers_of_texts_are_scored(rows: Path, tmp_path: Path) -> None:
-    shape = replace(SHAPE, num_decoder_layers=0, head="sequence", labels="regression")
-    model = save_trained(tmp_path / "model", shape=shape)
+    model = encoder(tmp_path, head="sequence", labels="regression")
     metrics, rows_written = run(model, rows / "numbers.jsonl", tmp_path / "out.jsonl")
     labels, predictions = (np.array([row[name] for row in rows_written]) for name in ("label", "prediction"))
     assert labels.tolist() == [1.0, 1.5, 0.5, 1.75] and [row["text"] for row in rows_written][2] == "WW"
@@ -80,8 +75,7 @@ def test_numbers_of_texts_are_scored(rows: Path, tmp_path: Path) -> None:
 def test_tokens_that_the_tokenizer_does_not_know_are_reported(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = replace(SHAPE, num_decoder_layers=0, head="sequence", labels="regression")
-    model = save_trained(tmp_path / "model", shape=shape)
+    model = encoder(tmp_path, head="sequence", labels="regression")
     train_tokenizer(["other letters"], "words", 128, MIB).save(model)
     run(model, rows / "numbers.jsonl", tmp_path / "unknown.jsonl")
     assert "--prepare_text" in capsys.readouterr().err

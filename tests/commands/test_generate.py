@@ -227,7 +227,7 @@ def test_what_answers_in_parts_cannot_do_is_refused(folder: Path, tmp_path: Path
         settings(folder, split_prompts=64, max_seq_len=64)
     with pytest.raises(UserError, match="--split_prompts: no such flag"):
         load("chat", {"model": str(folder), "split_prompts": "25"})
-    own = Path(shutil.copytree(folder, tmp_path / "own"))  # What a folder says does not forbid several answers.
+    own = Path(shutil.copytree(folder, tmp_path / "own"))  # A folder forbids nobody to ask for several answers.
     (own / "generation_config.json").write_text(json.dumps({"split_prompts": 25}))
     generate(settings(own, input="the king went home", num_beams=2, num_answers=2))
 
@@ -316,7 +316,7 @@ def test_products_in_another_dtype_than_asked_for_are_told_once(
     assert len(lines) == bool(sentence) and all(
         line.startswith(f"--mixed_precision = {requested}, {sentence}") for line in lines
     )
-    assert "mixed_precision" not in screen.out  # which holds the answer alone
+    assert "mixed_precision" not in screen.out
     trained = load_model(config, find_model(config))
     assert trained.blockwise.model.embedding.dtype == storage
     assert trained.blockwise.weight_store.compute_dtype == fast[0]
