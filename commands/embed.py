@@ -9,6 +9,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,17 @@ def embed(config: Config) -> None:
     """
     if config.answer.input is None:
         raise UserError(say('--input = none, texts are needed; give a text (--input="Hello") or a file of them'))
-    text_rows.run(VectorWork(config))
+    work = VectorWork(config)
+    if config.answer.output is not None:
+        writer_for(Path(config.answer.output))
+        if config.answer.input == STANDARD_INPUT:
+            raise UserError(
+                say("--input = -, standard input cannot be read again; write it to a file, or omit --output")
+            )
+    text_rows.run(work)
 
 
-class VectorWork(TextWork[tuple[str, str], tuple[str, Vectors]]):
+class VectorWork(TextWork[tuple[str, Vectors]]):
     """Vectors of texts, each with the id of its row, or its number."""
 
     batch_flag = "eval_batch_size_per_gpu"
@@ -70,14 +78,7 @@ class VectorWork(TextWork[tuple[str, str], tuple[str, Vectors]]):
         settings = [data.text_column, data.max_seq_len, data.prepare_text, self.config.embed.vectors]
         return [settings, self.config.memory.mixed_precision]
 
-    def check_output(self, path: Path) -> None:
-        writer_for(path)
-        if self.config.answer.input == STANDARD_INPUT:
-            raise UserError(
-                say("--input = -, standard input cannot be read again; write it to a file, or omit --output")
-            )
-
-    def rows(self, prompts: Iterator[Prompt]) -> Iterator[tuple[str, str]]:
+    def _texts(self, prompts: Iterator[Prompt]) -> Iterator[tuple[str, str]]:
         """The id of each text, or its number, and the text; blank ones are left out."""
         for number, prompt in enumerate(prompts):
             if prompt.text.strip():
@@ -95,14 +96,15 @@ class VectorWork(TextWork[tuple[str, str], tuple[str, Vectors]]):
         self.first_short_id = self.first_short_id or short
         return short
 
-    def parts(self, rows: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, Vectors]]]:
+    def parts(self, prompts: Iterator[Prompt], rows_done: int = 0) -> Iterator[list[tuple[str, Vectors]]]:
         embedder = self.embedder
 
         def num_bytes(row: tuple[str, str]) -> int:
             vectors = min(len(row[1]), embedder.longest) if embedder.per_token else 1
             return max(4 * embedder.width * vectors, sys.getsizeof(row[1]) * PART_BYTES // PART_TEXT_BYTES)
 
-        for number, part in enumerate(in_parts(rows, PART_ROWS, PART_BYTES, num_bytes)):
+        open_texts = islice(self._texts(prompts), rows_done, None)
+        for number, part in enumerate(in_parts(open_texts, PART_ROWS, PART_BYTES, num_bytes)):
             texts = [text for _, text in part]
             if number == 0:
                 embedder.warn_of_unknown_tokens(texts[:SAMPLED_TEXTS])

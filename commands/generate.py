@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def answer_work(config: Config) -> AnswerWork:
     return Labels(answering, text_columns(answering))
 
 
-class AnswerWork(TextWork[Prompt, tuple[Prompt, Answered]]):
+class AnswerWork(TextWork[tuple[Prompt, Answered]]):
     """Answers to prompts, each a JSON line with the columns of its row."""
 
     part_suffix = ".jsonl"
@@ -97,6 +98,7 @@ class AnswerWork(TextWork[Prompt, tuple[Prompt, Answered]]):
 
     def __init__(self, answering: Answering, columns: Sequence[DataConfig]) -> None:
         super().__init__(answering, columns)
+        self.keeps = () if self.config.answer.output is None else None
         self.num_cut_prompts = 0
         self.first_cut_prompt = ""
 
@@ -110,18 +112,15 @@ class AnswerWork(TextWork[Prompt, tuple[Prompt, Answered]]):
             sources_fingerprint(answer_sources(self.config.answer.answers, self.answering.model)),
         ]
 
-    def rows(self, prompts: Iterator[Prompt]) -> Iterator[Prompt]:
-        return prompts
-
-    def parts(self, rows: Iterator[Prompt]) -> Iterator[list[tuple[Prompt, Answered]]]:
+    def parts(self, prompts: Iterator[Prompt], rows_done: int = 0) -> Iterator[list[tuple[Prompt, Answered]]]:
         """The answers to prompts, in their order; a blank prompt has a blank answer."""
         answer = self.config.answer
         # Somebody who types waits for each answer.
         most_rows = 1 if answer.input == STANDARD_INPUT and answer.output is None else self.rows_of_a_part()
-        for prompts in in_parts(rows, most_rows, WAITING_BYTES, Prompt.num_bytes):
-            filled = [prompt for prompt in prompts if prompt.text.strip()]
-            answers = iter(self.answers(filled))
-            yield [(prompt, next(answers) if prompt.text.strip() else self.blank()) for prompt in prompts]
+        open_prompts = islice(prompts, rows_done, None)
+        for part in in_parts(open_prompts, most_rows, WAITING_BYTES, Prompt.num_bytes):
+            answers = iter(self.answers([prompt for prompt in part if prompt.text.strip()]))
+            yield [(prompt, next(answers) if prompt.text.strip() else self.blank()) for prompt in part]
 
     def rows_of_a_part(self) -> int:
         """How many prompts are answered before their answers are written."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 
-import data.prepare.preparing
 from commands.row_facts import examples_of
 from common.language import say
 from common.storage import make_once
+from data.prepare import preparing
 from data.prepare.data_tokenizer import tokenizer_folder
 from data.prepare.looking import look, tokenizer_limits
 from data.prepare.preview import lost_of_shards, table_of_files
@@ -53,11 +53,11 @@ def prepare(config: Config) -> None:
                 config, table_of_files, settings, training_data, config.cleaning, config.prepare.preview, folder
             )
         else:
-            table = examples_of(data.prepare.preparing.prepare(config), config, config.prepare.preview)
+            table = examples_of(preparing.prepare(config), config, config.prepare.preview)
         heading = say("examples exactly as the model receives them ({objective})", objective=training_data.objective)
         Progress(1).table(heading, table)
         return
-    prepared = data.prepare.preparing.in_child(data.prepare.preparing.prepare, config)
+    prepared = preparing.in_child(preparing.prepare, config)
     task = prepared.task
     folder = prepared.train_dir.parent
     rows: list[tuple[str, str]] = [

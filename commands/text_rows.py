@@ -34,10 +34,9 @@ STANDARD_INPUT = "-"
 TYPED = "--input"  # The place of a prompt that is the flag's own text: its answer keeps its line ends on the screen.
 UNFINISHED = ".unfinished"  # The ending of the folder with the parts.
 Row = TypeVar("Row")
-Result = TypeVar("Result")
 
 
-class TextWork(Generic[Row, Result]):
+class TextWork(Generic[Row]):
     """What a command makes of texts: answers, labels or vectors.
 
     Args:
@@ -46,7 +45,7 @@ class TextWork(Generic[Row, Result]):
     """
 
     batch_flag = "generate_batch_size"
-    keeps: Sequence[str] | None = None  # Columns of a row that a part is made of; None: all.
+    keeps: Sequence[str] | None  # Columns of the input that a row is made of; None: all.
     part_suffix: str
     version: int  # Raise it when the same texts would give other rows.
 
@@ -64,23 +63,19 @@ class TextWork(Generic[Row, Result]):
         """Everything but model and input that shapes the rows."""
         raise NotImplementedError
 
-    def check_output(self, path: Path) -> None:
-        """Refuse a file that this cannot write."""
+    def parts(self, prompts: Iterator[Prompt], rows_done: int = 0) -> Iterator[list[Row]]:
+        """Rows of prompts, in their order, without the first ones.
 
-    def rows(self, prompts: Iterator[Prompt]) -> Iterator[Row]:
-        """What of the prompts is worked on."""
+        Memory: one part, and its prompts.
+        """
         raise NotImplementedError
 
-    def parts(self, rows: Iterator[Row]) -> Iterator[list[Result]]:
-        """The results of rows, in their order. Memory: one part of both."""
+    def show(self, part: list[Row]) -> None:
+        """Print rows on standard output."""
         raise NotImplementedError
 
-    def show(self, part: list[Result]) -> None:
-        """Print results on standard output."""
-        raise NotImplementedError
-
-    def write(self, part: list[Result], path: Path) -> None:
-        """Write results to a file of their own."""
+    def write(self, part: list[Row], path: Path) -> None:
+        """Write rows to a file of their own."""
         raise NotImplementedError
 
     def join(self, parts: Sequence[Path], rows: int, path: Path) -> None:
@@ -92,7 +87,7 @@ class TextWork(Generic[Row, Result]):
         raise NotImplementedError
 
 
-def run(work: TextWork[Any, Any]) -> None:
+def run(work: TextWork[Any]) -> None:
     """Do the work of `--input` into `--output`, or onto the screen, and say on standard error or beside the output what
     came of it.
 
@@ -106,7 +101,6 @@ def run(work: TextWork[Any, Any]) -> None:
     output = None
     if config.answer.output is not None:
         path = Path(config.answer.output)
-        work.check_output(path)
         if reads_files and path.exists() and any(_is_same(file.path, path) for file in find(source, "--input")):
             raise UserError(say("--output = {path}, is a file that is read; choose another one", path=path))
         identity = fingerprint([work.version, *_marks(work.answering.model, source), *work.identity()])
@@ -115,13 +109,11 @@ def run(work: TextWork[Any, Any]) -> None:
     trained = work.trained
     if reads_files:
         max_bytes = trained.reserve_reading(least_parts)
-        keeps = () if output is None and work.keeps is None else work.keeps
-        prompts = prompts_in_child(find(source, "--input"), work.columns, bad_rows, max_bytes, keeps)
+        prompts = prompts_in_child(find(source, "--input"), work.columns, bad_rows, max_bytes, work.keeps)
     elif source == STANDARD_INPUT:
         prompts = _typed_lines(sys.stdin, bad_rows)
     else:
         prompts = iter([Prompt(TYPED, source, {PROMPT: source})])
-    rows = work.rows(prompts)
     dtypes = (trained.blockwise.model.embedding.dtype, trained.blockwise.weight_store.compute_dtype)
     storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
     text = "{model}: weights in {storage}, computed in {compute}"
@@ -130,11 +122,9 @@ def run(work: TextWork[Any, Any]) -> None:
     if output is not None and output.rows:
         text = "{file}: {rows} already done; continuing after them"
         screen.note(say(text, file=output.path, rows=counted(output.rows, "row")))
-        for _ in range(output.rows):
-            next(rows, None)
     with watched(trained.monitor, f"--{work.batch_flag}=1"):
         with _tells_how_to_continue(output):
-            for part in work.parts(rows):
+            for part in work.parts(prompts, 0 if output is None else output.rows):
                 if output is None:
                     work.show(part)
                 else:
