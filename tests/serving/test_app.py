@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -64,12 +65,12 @@ def test_requests_of_other_sites_are_refused(
 
 def test_the_key_opens_and_health_alone_needs_none() -> None:
     with client_of(make_api(), TOKEN, AWAY) as client:
-        for method, path in ADDRESSES:
-            for headers in ({}, {"Authorization": TOKEN}, {"Cookie": f"frugalt5_token={TOKEN}"}):
-                answer = client.request(method, path, headers={"Content-Type": "application/json", **headers})
-                assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
-                assert answer.headers["www-authenticate"] == "Bearer"
-            assert client.request(method, f"{path}?token={TOKEN}").status_code == 401
+        wrong = [{}, {"Authorization": TOKEN}, {"Authorization": "Bearer x"}, {"Cookie": f"frugalt5_token={TOKEN}"}]
+        for (method, path), headers in product(ADDRESSES, wrong):
+            address = f"{path}?token={TOKEN}"
+            answer = client.request(method, address, headers={"Content-Type": "application/json", **headers})
+            assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+            assert answer.headers["www-authenticate"] == "Bearer"
         assert client.get("/health").json() == {"status": "ok"}
         key = {"Authorization": f"Bearer {TOKEN}"}
         assert client.get("/v1/models", headers=key).status_code == 200
