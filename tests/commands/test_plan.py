@@ -59,7 +59,7 @@ def test_rows_that_are_prepared_count_with_their_lengths(tmp_path: Path, capsys:
         "objective": "pairs",
     }
     guessed = planned(capsys, **flags)["plan"]
-    assert guessed["seconds_total"] > 0 and "time: for about 199 rows" in guessed["reasons"][-1]
+    assert guessed["seconds_total"] > 0 and "time: for about 200 rows" in guessed["reasons"][-1]
     assert not (tmp_path / "c").exists(), "nothing is prepared by asking"
     sampled = planned(capsys, **flags, max_steps=50)["plan"]
     assert "all 200 rows" in sampled["reasons"][-2]
