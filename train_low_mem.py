@@ -39,8 +39,8 @@ HELP_FLAGS = ("-h", "--help", "-help", "--h")
 VERSION_FLAGS = ("--version", "-version", "-V", "version")
 BY_ACCELERATE = ("train", "dpo", "evaluate", "quantize")
 WIDEST = 100  # columns of what is refused
-# command -> where it is, if not in the file of its name
-PLACES = {
+# Where a command is, if not in the file of its name.
+MODULES = {
     "board": ("board.server", "serve"),
     "serve": ("serving.server", "serve"),
     "runs": ("board.commands", "runs"),
@@ -62,53 +62,35 @@ def main(arguments: Sequence[str]) -> int:
     from training.processes.interrupts import ends_like_ctrl_c  # light
 
     with guard(), ends_like_ctrl_c():
-        return _answered(list(arguments))
+        return _exit_code(list(arguments))
 
 
-def _answered(arguments: list[str]) -> int:
+def _exit_code(arguments: list[str]) -> int:
     try:
         return _dispatch(arguments)
     except UserError as error:
-        _print_refusal(_name_of(arguments), error)
-        return error.exit_code
-    except KeyboardInterrupt as interruption:
-        return _interrupted(interruption)
+        return _refuse(arguments, error)
     except ModuleNotFoundError as error:
-        told = missing(error, arguments)
-        if told:
-            _print_refusal(_name_of(arguments), UserError(told))
-        else:
-            _report_crash(error, arguments)
-        return 2 if told else 1
-    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        text = missing(error, arguments)
+        return _refuse(arguments, UserError(text)) if text else _report_crash(error, arguments)
+    except BrokenPipeError:  # The reader of our output has left, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            _report_crash(error, arguments)
-            return 1
-        place = error.filename or say("the output")
-        told = say(
-            "{place}, cannot be written: {reason}; free some space and start again",
-            place=place,
-            reason=reason_of(error),
-        )
-        _print_refusal(_name_of(arguments), UserError(told))
-        return 2
     except SystemExit:
         raise
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+    except BaseException as error:  # A panic of a library in Rust is no Exception.
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text = say(
+                "{place}, cannot be written: {reason}; free some space and start again",
+                place=error.filename or say("the output"),
+                reason=reason_of(error),
+            )
+            return _refuse(arguments, UserError(text))
         if comes_from_interrupt(error):
-            return _interrupted(KeyboardInterrupt())
-        _report_crash(error, arguments)
-        return 1
-
-
-def _interrupted(interruption: KeyboardInterrupt) -> int:
-    from training.report.endings import Interrupted  # light
-
-    _print_end("\n" + (reason_of(interruption) or say("interrupted")))
-    return interruption.code if isinstance(interruption, Interrupted) else INTERRUPTED
+            is_ours = isinstance(error, KeyboardInterrupt)
+            _print_end("\n" + ((reason_of(error) if is_ours else "") or say("interrupted")))
+            return getattr(error, "code", INTERRUPTED) if is_ours else INTERRUPTED
+        return _report_crash(error, arguments)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -117,15 +99,16 @@ def _dispatch(arguments: list[str]) -> int:
         everything = any(word.rpartition("=")[2] == "all" for word in arguments)
         print(command_help(name, everything) if name else general_help(), flush=True)
         return 0
-    if arguments[:1] and arguments[0] in VERSION_FLAGS:
-        print(versions(), flush=True)
-        return 0
     if not arguments:
         print(general_help(), file=sys.stderr)
         return 2
+    if arguments[0] in VERSION_FLAGS:
+        print(versions(), flush=True)
+        return 0
     if not name:
-        told, word = "{word}, is not a command; the first word must be one of: {commands}{hint}", arguments[0]
-        raise UserError(say(told, word=word, commands=join(", ", COMMANDS), hint=nearest(word, COMMANDS)))
+        word = arguments[0]
+        text = "{word}, is not a command; the first word must be one of: {commands}{hint}"
+        raise UserError(say(text, word=word, commands=join(", ", COMMANDS), hint=nearest(word, COMMANDS)))
     if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
     import fire
@@ -149,22 +132,26 @@ def _parsed(words: Sequence[str]) -> tuple[dict[str, list[str | None]], list[str
     are none.
     """
     flags: dict[str, list[str | None]] = {}
-    others, waiting = list[str](), list(reversed(words))
-    while waiting:
-        word = waiting.pop()
-        name, equals, value = word.lstrip("-").partition("=")
-        if not _is_flag(word) or not name:
-            others.append(word)
-            continue
-        has_value = equals or (waiting and not _is_flag(waiting[-1]) and waiting[-1] != "--")
-        typed = value if equals else waiting.pop() if has_value else None
-        flags.setdefault(name.replace("-", "_"), []).append(typed)
-    return flags, others
+    strays = list[str]()
+    name = ""  # The flag may have its value in the next word.
+    for word in words:
+        if _is_flag(word):
+            name, equals, value = word.lstrip("-").partition("=")
+            name = name.replace("-", "_")
+            flags.setdefault(name, []).append(value if equals else None)
+            name = "" if equals else name
+        elif name and word != "--":
+            flags[name][-1] = word
+            name = ""
+        else:
+            strays.append(word)
+            name = ""
+    return flags, strays
 
 
 def _is_flag(word: str) -> bool:
     """Whether a word is a flag: `--x`, `-x`; no flag are `-`, `--` and negative numbers."""
-    return word.startswith("-") and word.lstrip("-") != "" and not word[1:2].isdigit() and not word.startswith("-.")
+    return word.startswith("-") and word.lstrip("-").partition("=")[0] != "" and word[1] not in "0123456789."
 
 
 def _run(name: str, config: Config) -> None:
@@ -175,77 +162,83 @@ def _run(name: str, config: Config) -> None:
     if is_compiled and config.run.device in (AUTO, "cpu"):
         from devices.kernels.build import library_here
 
-        library_here()  # compiled now, while this process is small
-    learns_pairs, data = config.train.is_finetune and config.train.is_keep_training is False, config.data.train_file
-    if name == "train" and learns_pairs and data is None:
+        library_here()  # Compiled now, while this process is small.
+    is_new_finetuning = config.train.is_finetune and config.train.is_keep_training is False
+    if name == "train" and is_new_finetuning and config.data.train_file is None:
         _print_note(say("no --train_file: finetuning on the built-in samples, pairs from the Python standard library"))
     for note in edit_notes(config, name):
         _print_note(note)
     if name in ("train", "dpo"):
-        from training.processes.launch import is_alone
-        from training.setup.identify import check_torch_can_load
-        from training.setup.stages import prepare_run
-
-        with ExitStack() as held:
-            run = None
-            if is_alone():  # Several processes need torch to agree with each other.
-                check_torch_can_load(config.run, config.memory.memory_budget)
-                run = prepare_run(config, held)  # Rows are prepared while this process is small.
-            from trainer_low_mem import LowMemTrainer
-
-            over_budget = LowMemTrainer(config, run=run).train().over_budget()
-        if over_budget:
-            raise OverBudget(over_budget)
+        _train(config)
         return
-    module, function = PLACES.get(name, (f"commands.{name}", name))
+    module, function = MODULES.get(name, (f"commands.{name}", name))
     try:
-        found = import_module(full_name(module))
+        command = import_module(full_name(module))
     except ModuleNotFoundError as error:
         if name not in ("board", "serve"):
             raise
+        names: dict[str, object] = {"command": name, "package": error.name, "python": python()}
         if IS_INSTALLED:
-            way = "{command}, needs the package {package}; install it: {python} -m pip install '{own}[board]'"
-        else:
-            way = (
-                "{command}, needs the package {package}; `make board` installs it and shows the page, or: {python} -m "
-                "pip install -r requirements-board.txt -c constraints.txt"
-            )
-        facts = {"own": PACKAGE} if IS_INSTALLED else {}
-        raise UserError(way, command=name, package=error.name, python=python(), **facts) from None
-    getattr(found, function)(config)
+            text = "{command}, needs the package {package}; install it: {python} -m pip install '{own}[board]'"
+            raise UserError(text, **names, own=PACKAGE) from None
+        text = (
+            "{command}, needs the package {package}; `make board` installs it and shows the page, or: {python} -m "
+            "pip install -r requirements-board.txt -c constraints.txt"
+        )
+        raise UserError(text, **names) from None
+    getattr(command, function)(config)
+
+
+def _train(config: Config) -> None:
+    from training.processes.launch import is_alone
+    from training.setup.identify import check_torch_can_load
+    from training.setup.stages import prepare_run
+
+    with ExitStack() as locks:
+        run = None
+        if is_alone():  # Several processes need torch to agree with each other.
+            check_torch_can_load(config.run, config.memory.memory_budget)
+            run = prepare_run(config, locks)  # Rows are prepared while this process is small.
+        from trainer_low_mem import LowMemTrainer
+
+        over_budget = LowMemTrainer(config, run=run).train().over_budget()
+    if over_budget:
+        raise OverBudget(over_budget)
 
 
 def _load(name: str, words: Sequence[str]) -> Config:
     from training.processes.launch import foreign_engines, launch_problems  # light
 
-    problems, raw = list[str](), dict[str, str]()
-    typed, others = _parsed(words)
-    takes = next((flag for flag in ("train_file", "model") if flag in flags_of(name)), "")
-    for word in others:
-        if takes and os.path.exists(word):  # a file or folder that is there; a word too long for one is not
-            problems.append(say("{word}, is unexpected; write --{flag}={word}", word=word, flag=takes))
+    typed, strays = _parsed(words)
+    facts_of = {flag: member.metadata for flag, (_, member) in flags_of(name).items()}
+    problems = list[str]()
+    raw = dict[str, str]()
+    takes_path = next((flag for flag in ("train_file", "model") if flag in facts_of), "")
+    for word in strays:
+        if takes_path and os.path.exists(word):
+            problems.append(say("{word}, is unexpected; write --{flag}={word}", word=word, flag=takes_path))
         else:
             problems.append(say("{word}, is unexpected; write settings as --name=value", word=word))
     if name in BY_ACCELERATE:
         problems += [*foreign_engines(), *launch_problems()]
-    taken = {flag: member.metadata for flag, (_, member) in flags_of(name).items()}
-    switches = {flag for flag, facts in taken.items() if facts["kind"] is bool}
     for flag, values in typed.items():
-        value, positive = values[-1], flag.removeprefix("no").lstrip("_")
-        if len(set(values)) > 1:  # the last one counts, as scripts that add theirs at the end expect
-            told = "{name} is given {count} times; the last one, {name}={value}, applies"
-            _print_note(say(told, name=f"--{flag}", count=len(values), value=value or ""))
-        facts = taken.get(flag)
-        if facts is None and flag.startswith("no") and positive in switches:
+        value = values[-1]
+        if len(set(values)) > 1:  # The last one counts, as scripts that add theirs at the end expect.
+            text = "{name} is given {count} times; the last one, {name}={value}, applies"
+            _print_note(say(text, name=f"--{flag}", count=len(values), value=value or ""))
+        facts = facts_of.get(flag)
+        positive = flag.removeprefix("no").lstrip("_")
+        takes_empty = facts is not None and facts["kind"] == "text" and facts["optional"]
+        if facts is None and positive != flag and positive in facts_of and facts_of[positive]["kind"] is bool:
             problems.append(say("--{flag}: no such flag; write --{positive}=False", flag=flag, positive=positive))
-        elif flag in switches and value is None:
+        elif facts is not None and facts["kind"] is bool and value is None:
             raw[flag] = "True"
         elif flag in ("config", "preset", "model_preset") and not value:
             problems.append(say("--{flag}, needs a value", flag=flag))
-        # empty, but for a text that may be none: a variable of the shell that is not set
-        elif facts and not value and not (value == "" and facts["kind"] == "text" and facts["optional"]):
-            told = "--{flag}, needs a value; allowed: {allowed}"
-            problems.append(say(told, flag=flag, allowed=allowed(facts)))
+        elif facts is not None and (value is None or (value == "" and not takes_empty)):
+            # An empty value is a variable of the shell that is not set, but for a text that may be empty.
+            text = "--{flag}, needs a value; allowed: {allowed}"
+            problems.append(say(text, flag=flag, allowed=allowed(facts)))
         else:
             raw[flag] = value or ""
     try:
@@ -257,19 +250,20 @@ def _load(name: str, words: Sequence[str]) -> Config:
     return config
 
 
-def _print_refusal(name: str, error: UserError) -> None:
+def _refuse(arguments: Sequence[str], error: UserError) -> int:
+    """Print what is wrong; returns the exit code."""
+    heading = counted(len(error.problems), "problem")
     if isinstance(error, OverBudget):
         heading = say("done, but over the memory budget")
     elif isinstance(error, DoesNotFit):
         heading = say("does not fit the memory budget")
-    else:
-        heading = counted(len(error.problems), "problem")
     lines = [f"  {line}" for problem in error.problems for line in str(problem).splitlines()]
-    if sys.stderr.isatty():  # whoever else reads gets each problem as one line
-        room = min(WIDEST, shutil.get_terminal_size().columns)
-        lines = [part for line in lines for part in paragraphs(line, room)]
-    told = "\n".join([str(join(": ", [name or NAME, heading])), *lines])
-    _print_end(told)
+    if sys.stderr.isatty():  # Whoever else reads gets each problem as one line.
+        width = min(WIDEST, shutil.get_terminal_size().columns)
+        lines = [part for line in lines for part in paragraphs(line, width)]
+    title = str(join(": ", [_name_of(arguments) or NAME, heading]))
+    _print_end("\n".join([title, *lines]))
+    return error.exit_code
 
 
 def _print_note(text: str) -> None:
@@ -286,8 +280,9 @@ def _print_end(text: str) -> None:
 
     if not is_first_to_end():
         return
-    facts = {"rank": rank(), "count": num_processes(), "host": platform.node()}
-    who = say("process {rank} of {count} on {host}: ", **facts) if rank() else ""
+    who = ""
+    if rank():
+        who = say("process {rank} of {count} on {host}: ", rank=rank(), count=num_processes(), host=platform.node())
     _print(who + text)
 
 
@@ -296,27 +291,27 @@ def _print(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
+def _report_crash(error: BaseException, arguments: Sequence[str]) -> int:
+    """Put the traceback into a file, and say where; returns the exit code."""
     text = "".join(traceback.format_exception(error))
-    tracking = sys.modules.get(full_name("training.report.log_files"))
-    place = tracking.log_crash(text) if tracking else None
-    if place is None:
+    log_files = sys.modules.get(full_name("training.report.log_files"))
+    path = log_files.log_crash(text) if log_files else None
+    if path is None:
         from training.processes.launch import rank  # light
 
         suffix = f"_rank{rank()}" if rank() else ""
-        place = (
-            Path(_typed(arguments, "log_dir", Config().run.log_dir))
-            / f"crash_{time.strftime('%Y%m%d_%H%M%S')}{suffix}.log"
+        path = Path(
+            _typed(arguments, "log_dir", Config().run.log_dir), f"crash_{time.strftime('%Y%m%d_%H%M%S')}{suffix}.log"
         )
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(visible(text), encoding="utf8")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(visible(text), encoding="utf8")
         except OSError as unwritable:
-            print(f"{text}\n{place}: {unwritable}", file=sys.stderr)
-            return
-    summary = reason_of(error)
-    told = "unexpected {error}: {summary}; the traceback is in {place}"
-    _print_end(say(told, error=type(error).__name__, summary=summary, place=place))
+            print(f"{text}\n{path}: {unwritable}", file=sys.stderr)
+            return 1
+    sentence = "unexpected {error}: {summary}; the traceback is in {place}"
+    _print_end(say(sentence, error=type(error).__name__, summary=reason_of(error), place=path))
+    return 1
 
 
 def _typed(arguments: Sequence[str], flag: str, otherwise: str) -> str:

@@ -1,116 +1,122 @@
-"""Which model answers and how: the folder that is named, and the settings of answers that were saved with it."""
+"""Which model answers and how: the folder that is named, and the settings that were saved with it. One path for every
+command that uses a trained model, for the API and for Python.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import dataclass
 
 from common.language import join, say
+from memory.answers import AnswerBatch
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import GENERATION_FILE, RANKED, SEARCH
 from settings.alternatives import with_changes
 from settings.consistency import ANSWER_RULES, broken, ranking_problems
-from settings.declared import Config
+from settings.declared import MOST_TOKENS, Config
 from settings.errors import UserError, refuse
 from settings.needs import without_effect
 from settings.tasks import MODEL_HEADS
-from training.loaded_model import note
+from training.loaded_model import LoadedModel, load_model, note
 from training.processes.launch import num_processes
 from training.saved_model import SavedModel, find_model, saved_note
 from training.setup.answer_list import answer_sources, describe, read_list
 
+PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_column")
+# Settings that only a model that writes text heeds, beside those of the group `generate`.
+TEXT_SETTINGS = ("num_answers", "answers", "system_prompt")
+PROMPT_SETTINGS = ("prompt_template", "source_prefix")
 
-def check_one_process(command: str) -> None:
-    """Refuse to do the same work several times over.
 
-    Raises:
-        UserError: a launcher has started several processes.
+@dataclass(frozen=True)
+class Answering:
+    """A model that is to be used.
+
+    Args:
+        config: the settings, with what the model's folder says where the user has named nothing.
+        tree: of the list that its answers come from; None: from none.
     """
-    if num_processes() > 1:
+
+    config: Config
+    model: SavedModel
+    tree: AnswerTree | None = None
+
+    def load(self, least: AnswerBatch | None = None, reads_files: bool = False) -> LoadedModel:
+        """The model in memory; raises, and takes `least` and `reads_files`, as `load_model`."""
+        return load_model(self.config, self.model, least, self.tree, reads_files)
+
+
+def find_answering(config: Config, command: str) -> Answering:
+    """The model that is named, and how it answers. What its folder says of answers is noted in one line.
+
+    Args:
+        command: that is given; the model has to do what it asks for.
+    Raises:
+        UserError: there is no such model, it asks for what cannot be done, settings are named that it cannot heed,
+            several adapters are named where only one can be on, or several processes started where one works.
+    """
+    if command != "evaluate" and num_processes() > 1:
         raise UserError(
             "{command}, works with one process; start it by python, without accelerate launch or torchrun",
             command=command,
         )
-
-
-def refuse_several_adapters(model: SavedModel) -> None:
-    """Refuse a model with adapters of which one alone can be on."""
-    if len(model.adapters) > 1:
+    model = find_model(config)
+    if command != "chat" and len(model.adapters) > 1:
         names = ",".join(map(str, model.adapters))
         raise UserError(
             "--adapter = {names}, only one can be on here; give one (chat changes between several)", names=names
         )
-
-
-def find_answering(
-    config: Config,
-    command: str,
-    columns: Collection[str] = (),
-    searches: bool = True,
-    several: bool = False,
-    ranks: bool = False,
-) -> tuple[Config, SavedModel, AnswerTree | None]:
-    """The model that is named, the settings with what it says of its answers and prompts where the user has named
-    nothing, and the list that its answers come from, if from one. What the model says is noted in one line.
-
-    Args:
-        command: that is given; the model has to do what it asks for.
-        columns: settings of the run that trained the model which are taken over too. searches: whether there is a beam
-            search here.
-        several: whether there is somebody who changes between adapters. ranks: whether answers are scored by rank.
-    Raises:
-        UserError: there is none, it asks for what cannot be done, or several adapters, where only one can be on.
-    """
-    model = find_model(config)
-    if not several:
-        refuse_several_adapters(model)
     refuse_other_head(model, command)
-    if MODEL_HEADS[model.shape.head].has_labels:
-        refuse_for_labels(config, model.shape.head)
-    if MODEL_HEADS[model.shape.head].writes_text:
-        settings, problems = model.answer_settings(config, searches)
-        refuse(problems)
-        num_ranked = settings.pop(RANKED, 1)
-        num_beams = settings.get("num_beams", config.generate.num_beams)
-        if num_beams == 1:
-            settings = {name: value for name, value in settings.items() if name not in SEARCH}
-        if ranks and 1 < num_ranked <= num_beams:
-            settings[RANKED] = num_ranked
-        config = config.with_saved(settings | model.settings_of(*columns))
-        broken_rules = broken(ANSWER_RULES, config)
-        refuse([say("{file}: {problem}", file=GENERATION_FILE, problem=problem) for problem in broken_rules])
-        idle = without_effect(config, ("num_beams", "temperature")) if searches else []
-        ranking = ranking_problems(config.metrics.metrics, config.answer.num_answers, config.generate.num_beams)
-        refuse([*ranking, *idle])
-        for text in [*model.unknown_key_notes, *saved_note(config.as_dict(), config.origin)]:
-            note(text)
+    if command == "embed" or not MODEL_HEADS[model.shape.head].writes_text:
+        if command != "embed":
+            _refuse_text_settings(config, model.shape.head)
+        # Texts are read as the model was trained, and not cut, where the user names nothing.
+        saved = {"max_seq_len": MOST_TOKENS, **model.settings_of("prepare_text", "text_column")}
+        return Answering(config.with_saved(saved), model)
+    config = _with_answer_settings(config, model, command)
     sources = answer_sources(config.answer.answers, model)
-    writes_text = MODEL_HEADS[model.shape.head].writes_text
-    if sources and not writes_text and config.given("answers"):
-        raise UserError("--answers = {answers}, is for models that write text; omit it", answers=config.answer.answers)
-    if not sources or not writes_text:
-        return config, model, None
+    if not sources:
+        return Answering(config, model)
     answers = read_list(config, sources, model.tokenizer)
     note(describe(answers.tree, sources))
-    return with_changes(config, **answers.settings), model, answers.tree
+    return Answering(with_changes(config, **answers.settings), model, answers.tree)
 
 
-def refuse_for_labels(config: Config, head: str) -> None:
-    """Refuse what only a model that writes text can heed.
+def _with_answer_settings(config: Config, model: SavedModel, command: str) -> Config:
+    searches = command != "serve"  # Rows that come and go are written without a beam search.
+    settings, problems = model.answer_settings(config, searches)
+    refuse(problems)
+    num_ranked = settings.pop(RANKED, 1)
+    num_beams = settings.get("num_beams", config.generate.num_beams)
+    if num_beams == 1:
+        settings = {name: value for name, value in settings.items() if name not in SEARCH}
+    if command == "evaluate" and 1 < num_ranked <= num_beams:
+        settings[RANKED] = num_ranked
+    columns = model.settings_of(*PROMPT_COLUMNS) if command == "generate" else {}
+    config = config.with_saved(settings | columns)
+    refuse([say("{file}: {problem}", file=GENERATION_FILE, problem=rule) for rule in broken(ANSWER_RULES, config)])
+    idle = without_effect(config, ("num_beams", "temperature")) if searches else []
+    refuse([*ranking_problems(config.metrics.metrics, config.answer.num_answers, config.generate.num_beams), *idle])
+    for text in [*model.unknown_key_notes, *saved_note(config.as_dict(), config.origin)]:
+        note(text)
+    return config
 
-    Raises:
-        UserError: all settings that are named in vain.
+
+def _refuse_text_settings(config: Config, head: str) -> None:
+    """Refuse what the user has named in vain, since only a model that writes text heeds it.
+
+    A line edited in `config.py` is for all models, and no such mistake.
     """
     values = config.as_dict()
-    problems = [
-        say(
-            "--{name} = {value}, is for models that write text, and this one gives labels; omit it",
-            name=name,
-            value=values[name],
-        )
-        for name in (*vars(config.generate), "num_answers")
-        if config.typed(name) and config.is_chosen(name)  # A line edited in `config.py` is for all models.
-    ]
-    refuse([*problems, *without_effect(config, ("objective",), MODEL_HEADS[head].task or "")])
+    names = [*vars(config.generate), *TEXT_SETTINGS]
+    task = MODEL_HEADS[head].task
+    problems = [] if task is None else without_effect(config, ("objective",), task)
+    if task is None:
+        names += PROMPT_SETTINGS
+    for name in names:
+        if config.typed(name) and config.is_chosen(name) and values[name] is not None:
+            text = "--{name} = {value}, is for models that write text; omit it"
+            problems.append(say(text, name=name, value=values[name]))
+    refuse(problems)
 
 
 def refuse_other_head(model: SavedModel, command: str) -> None:
@@ -122,10 +128,10 @@ def refuse_other_head(model: SavedModel, command: str) -> None:
     commands = MODEL_HEADS[model.shape.head].commands
     if command not in commands:
         raise UserError(
-            "--model = {folder}, is an encoder (--head={head}), which {command} does not take; use {others}, or give a "
-            "model that writes text",
+            "--model = {folder}, is an encoder (--head={head}), which {command} does not take; use {commands}, or give "
+            "a model that writes text",
             folder=model.folder,
             head=model.shape.head,
             command=command,
-            others=join(say(" or "), commands),
+            commands=join(say(" or "), commands),
         )

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from commands.answering import check_one_process, find_answering
+from commands.answering import find_answering
 from common.language import join, say
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
@@ -33,11 +33,11 @@ from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.evaluation.answers import decoder_of
-from training.loaded_model import LoadedModel, load_model
+from training.loaded_model import LoadedModel
 from training.report.progress import Progress
 from training.setup.adapters import AdapterSet
 
-ALL_TURNS = 1000  # the oldest leave where they do not fit
+ALL_TURNS = 1000  # The oldest leave where they do not fit
 HELP = """\
 /reset      clear the conversation
 /save FILE  save the conversation as one line of JSON
@@ -56,30 +56,30 @@ def chat(config: Config) -> None:
         UserError: the model is not usable. DoesNotFit: the budget does not hold the model, or the answer to a question
             that does not come from a terminal.
     """
-    check_one_process("chat")
-    config, model, tree = find_answering(config, "chat", several=True)
-    trained = load_model(config, model, tree=tree)
-    asked = config.chat.history_turns
-    turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
+    answering = find_answering(config, "chat")
+    config = answering.config
+    trained = answering.load()
+    history_turns = config.chat.history_turns
+    if history_turns == AUTO:
+        history_turns = ALL_TURNS if trained.template.turns else 0
     writer = Writer(trained, config)
-    if config.plan.json:
-        writer.note = lambda text: _tell(sys.stdout, {"note": text})
-    session = Session(writer, config.chat.system_prompt, turns, trained.adapters, writer.remark)
+    session = Session(writer, config.chat.system_prompt, int(history_turns), trained.adapters, writer.remark)
     with watched(trained.monitor):
         if config.plan.json:
+            writer.note = lambda text: _send(sys.stdout, {"note": text})
             converse(session, sys.stdin, sys.stdout)
             return
         is_terminal = sys.stdin.isatty()
         if is_terminal:
-            with contextlib.suppress(ImportError):  # not on every system
+            with contextlib.suppress(ImportError):  # Some systems have none.
                 import readline  # noqa: F401  # gives input() arrow keys, and the right width of Chinese letters
-            for text in greeting(trained, asked, turns):
+            for text in greeting(trained, config.chat.history_turns, int(history_turns)):
                 Progress(1).note(text)
-        # this iterator may be asked again after an interrupt, as a generator may not
+        # This iterator may be asked again after an interrupt, as a generator may not.
         run(session, iter(partial(_line, "> " if is_terminal else ""), None), sys.stdout, is_terminal)
 
 
-def greeting(trained: LoadedModel, asked: int | str, turns: int) -> list[str]:
+def greeting(trained: LoadedModel, history_turns: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
     notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D quits", folder=trained.folder)]
     if only_pretrained(trained.folder):
@@ -96,7 +96,7 @@ def greeting(trained: LoadedModel, asked: int | str, turns: int) -> list[str]:
         )
     elif trained.template.turns and turns:
         notes.append(say("trained on conversations: it remembers earlier questions and answers; /reset clears them"))
-    elif asked == AUTO:
+    elif history_turns == AUTO:
         notes.append(
             say(
                 "trained on single questions: each is answered without the earlier ones; --history_turns=3 includes "
@@ -115,15 +115,12 @@ def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool =
     leaving = (*LEAVING, *LEAVING_WORDS) if is_terminal else LEAVING
     while True:
         try:
-            line = next(lines, None)
+            text = next(lines, LEAVING[0]).strip()
         except KeyboardInterrupt:
             if not is_terminal:
                 raise
             print(file=out, flush=True)
             continue
-        if line is None:
-            return
-        text = line.strip()
         if text.lower() in leaving:
             return
         if text.startswith("/"):
@@ -149,29 +146,28 @@ def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
         out: `{"ready": true}` first; of each question what is to be known of it, `{"note": text}`, the pieces of its
             answer, `{"piece": text}`, what is to be known of that, and `{"end": true}`.
     """
-    tell = partial(_tell, out)
-    tell({"ready": True})
+    send = partial(_send, out)
+    send({"ready": True})
     for line in lines:
-        try:
+        request: Any = None
+        with contextlib.suppress(ValueError):
             request = json.loads(line)
-        except ValueError:
-            continue
         if not isinstance(request, dict):
             continue
         if request.get("reset"):
             session.command("/reset")
         elif isinstance(request.get("text"), str):
             try:
-                session.ask(request["text"], lambda piece: tell({"piece": piece}))
+                session.ask(request["text"], lambda piece: send({"piece": piece}))
                 remark = session.remark()
             except DoesNotFit as error:
                 remark = reason_of(error)
             if remark:
-                tell({"note": remark})
-            tell({"end": True})
+                send({"note": remark})
+            send({"end": True})
 
 
-def _tell(out: TextIO, record: dict[str, object]) -> None:
+def _send(out: TextIO, record: dict[str, object]) -> None:
     print(json.dumps(record, ensure_ascii=False), file=out, flush=True)
 
 
@@ -214,16 +210,15 @@ class Session:
         """Answer a question piece by piece, and remember both. An answer that is stopped is remembered as far as it
         went.
         """
-        text = text.encode("utf8", "replace").decode("utf8")  # of half a surrogate pair no tokens can be made
-        seen = self.turns[-2 * self.history_turns :] if self.history_turns else []
-        pieces: list[str] = []
+        text = text.encode("utf8", "replace").decode("utf8")  # No tokens can be made of half a surrogate pair.
+        earlier = self.turns[max(0, len(self.turns) - 2 * self.history_turns) :]
+        answer = ""
         try:
-            for piece in self.write([*seen, (USER, text)], self.system):
-                pieces.append(piece)
+            for piece in self.write([*earlier, (USER, text)], self.system):
+                answer += piece
                 show(piece)
         except KeyboardInterrupt:
             show(" ...")
-        answer = "".join(pieces)
         self.turns += [(USER, text), (ASSISTANT, answer)]
         return answer
 
@@ -274,18 +269,15 @@ class Session:
         """Put a line in the place of the one that this conversation has in the file; where it has none, after all
         others.
 
-        Memory: the file, the second time.
+        Memory: the file.
         """
-        earlier, after = self._saved.get(path), b""
-        with path.open("a+b") as file:  # writes at the end, wherever it has been read
-            if earlier is not None:
-                file.seek(0)
-                content = file.read()
-                begin = (b"\n" + content).rfind(b"\n" + earlier)
-                if begin >= 0:
-                    after = content[begin + len(earlier) :]
-                    file.truncate(begin)
-            file.write(line + after)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        earlier = self._saved.get(path)
+        if earlier in lines:
+            lines[lines.index(earlier)] = line
+        else:
+            lines.append(line)
+        path.write_bytes(b"".join(lines))
         self._saved[path] = line
 
 
@@ -300,35 +292,38 @@ class Writer:
     trained: LoadedModel
     config: Config
     note: Callable[[str], None] = _note
-    asked: int = 0
-    tokens: int = 0  # of the last answer
+    num_questions: int = 0
+    num_tokens: int = 0  # The last answer has so many.
 
     def __call__(self, turns: list[Turn], system: str | None) -> Iterator[str]:
         """The pieces of the answer to the newest turn; where tokens are drawn, a question put again is answered
         anew.
         """
-        self.asked += 1
-        ids = self._fitted(turns, system)
+        seed = self.config.run.seed + self.num_questions
+        self.num_questions += 1
+        ids = self.fitted(turns, system)
         self.trained.rows_at_once(1, AnswerBatch.by(self.config.generate, 1, len(ids)))
         decoder = decoder_of(self.trained.blockwise, self.config.generate.num_beams)
-        seed = self.config.run.seed + self.asked - 1
         tokens = stream(decoder, ids, self.config.generate, seed=seed, tree=self.trained.tree)
         return pieces(self.trained.tokenizer, self._counted(tokens))
 
     def _counted(self, tokens: Iterator[int]) -> Iterator[int]:
-        self.tokens = 0
+        self.num_tokens = 0
         for token in tokens:
-            self.tokens += 1
+            self.num_tokens += 1
             yield token
 
     def remark(self) -> str:
         """What is to be known of the last answer once it stands; empty: nothing."""
         limit = self.config.generate.max_new_tokens
-        return say("the answer was cut at --max_new_tokens={limit}", limit=limit) if self.tokens >= limit else ""
+        if self.num_tokens < limit:
+            return ""
+        return say("the answer was cut at --max_new_tokens={limit}", limit=limit)
 
-    def _fitted(self, turns: list[Turn], system: str | None) -> list[int]:
-        """The turns as token ids; the oldest leave until the rest fits, and a question alone is cut."""
-        tokenizer, longest = self.trained.tokenizer, self.config.data.max_seq_len - 1
+    def fitted(self, turns: list[Turn], system: str | None) -> list[int]:
+        """The turns as token ids; the oldest leave until the others fit, and a question alone is cut."""
+        tokenizer = self.trained.tokenizer
+        longest = self.config.data.max_seq_len - 1
         ids = newest_turns(tokenizer, self.trained.template, turns, system, longest)
         if len(ids) > longest:
             self.note(
@@ -352,8 +347,8 @@ def newest_turns(
         ids: list[int] = tokenizer.encode_prompts([text], is_chat=bool(template.jinja))[0].tolist()
         return ids
 
-    questions = [place for place, (role, _) in enumerate(turns) if role == USER]
-    questions[0] = 0  # What an assistant said before the first question belongs to it.
+    questions = [index for index, (role, _) in enumerate(turns) if role == USER]
+    questions[0] = 0  # An assistant's words before the first question belong to it.
     # The later the first question, the fewer tokens, so that a long conversation is encoded a few times.
-    first = bisect_left(questions[:-1], True, key=lambda place: len(encoded(place)) <= longest)
+    first = bisect_left(questions[:-1], True, key=lambda index: len(encoded(index)) <= longest)
     return encoded(questions[first])

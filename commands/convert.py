@@ -53,10 +53,11 @@ from training.report.progress import Progress
 from training.saved_model import SavedModel, find_model, with_head
 
 DTYPES = {WORDS[name]: dtype_of(name) for name in COMPUTE_DTYPES}
-# largest distance of logits, as a share of their norm, that rounding to a dtype explains; kept dtypes are exact but
-# for the order of sums
+# The largest distance of logits, as a share of their norm, that rounding to a dtype explains; kept dtypes are exact but
+# for the order of sums.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
-SOURCE_LENGTHS, STEPS = (24, 9), 6
+SOURCE_LENGTHS = (24, 9)
+STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def next_command(shape: T5ModelConfig, folder: object) -> str:
 def _convert_adapter(settings: ConvertConfig, source: Path, output: str | None, overwrite: bool) -> None:
     """Write a pickled adapter of PEFT as safetensors."""
     if not settings.allow_pickle:
-        adapter_folder.open_weights(source)  # which says what to do
+        adapter_folder.open_weights(source)  # The error says what to do.
     if settings.dtype != "keep":
         raise UserError(
             "--dtype = {dtype}, is for models, and {source} is an adapter; omit it",
@@ -137,8 +138,8 @@ def _convert_adapter(settings: ConvertConfig, source: Path, output: str | None, 
             source=source,
         )
     with new_folder(output, overwrite, source) as partial:
-        stored = PickleFile(source / adapter_folder.PICKLE_FILE)
-        tensors = {name: stored.get_slice(name)[slice(None)] for name in stored.keys()}  # noqa: SIM118
+        pickle = PickleFile(source / adapter_folder.PICKLE_FILE)
+        tensors = {name: pickle.get_slice(name)[slice(None)] for name in pickle.keys()}  # noqa: SIM118
         refuse_tensors_not_finite(tensors, source)
         write_safetensors(tensors, partial / adapter_folder.WEIGHTS_FILE)
         shutil.copyfile(source / adapter_folder.CONFIG_FILE, partial / adapter_folder.CONFIG_FILE)
@@ -159,7 +160,8 @@ def _write_weights(
     """
     pickles = settings.allow_pickle
     native = hf_format.stored_dtype(source, pickles)
-    native = native if native in DTYPES.values() else torch.float32
+    if native not in DTYPES.values():
+        native = torch.float32
     target = DTYPES.get(settings.dtype, native)
     model = hf_format.load(source, dtype=native, expect=shape, allow_pickle=pickles)
     refuse_not_finite(model, source)
@@ -167,9 +169,10 @@ def _write_weights(
     if target != native:
         del model
         model = hf_format.load(source, dtype=target, expect=shape, allow_pickle=pickles)
-        if lost := names_not_finite(dict(model.named_parameters())):
+        names = names_not_finite(dict(model.named_parameters()))
+        if names:
             text = "--dtype = {named}, cannot hold the numbers in {names}; use bf16 or fp32"
-            raise UserError(text, named=settings.dtype, names=listed(lost))
+            raise UserError(text, named=settings.dtype, names=listed(names))
     hf_format.save(model, folder)
     del model
     written = probe_logits(hf_format.load(folder, dtype=target))
@@ -196,7 +199,8 @@ def probe_logits(model: T5) -> Tensor:
     weight_store = weight_store_for(model.embedding.dtype, torch.float32)
     sources, targets = fixed_ids(model.config)
     if not MODEL_HEADS[model.config.head].writes_text:
-        rows, ids = Rows(SOURCE_LENGTHS), torch.tensor([number for source in sources for number in source])
+        rows = Rows(SOURCE_LENGTHS)
+        ids = torch.tensor([number for source in sources for number in source])
         blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0)
         micro_batches = [MicroBatch(ids, ids, ids, rows, rows)]
         return (blockwise.encode if model.label_head is None else blockwise.predict)(micro_batches)[0]

@@ -19,7 +19,6 @@ from common.child_process import start
 from common.language import say
 from common.units import format_size
 from data.sources.dates import HELD_OUT_YEARS, SampleDates, build_sample_dates
-from data.sources.prompts import Prompt
 from settings.declared import Config
 from settings.loading import load
 from settings.program import FILE, IS_INSTALLED, PACKAGE, program, python, start_command
@@ -90,9 +89,9 @@ def demo(config: Config) -> None:
 def _run(title: str, flags: Mapping[str, object]) -> None:
     """Show a training command and run it; where it does not come to its end, neither does this one."""
     words = ["train", *(f"--{name}={value}" for name, value in flags.items())]
-    shown = PACKAGE if IS_INSTALLED else f"{python()} {FILE}"
+    prefix = PACKAGE if IS_INSTALLED else f"{python()} {FILE}"
     Progress(1).note("")
-    Progress(1).lines(title, [f"$ {shown} {shlex.join(words)}"])
+    Progress(1).lines(title, [f"$ {prefix} {shlex.join(words)}"])
     code = ended([*start_command(), *words])
     if code:
         raise SystemExit(code)
@@ -115,20 +114,12 @@ def answering(folder: Path, flags: Mapping[str, Any]) -> Answer:
     Args:
         flags: of `generate`.
     """
-    # They load torch, which would lie in memory beside the trainings.
-    from commands.generate import Encoder
-    from training.loaded_model import load_model
-    from training.saved_model import find_model
+    from commands.generate import ANSWER, answer_work  # They load torch, which would lie in memory beside trainings.
 
-    config = load("generate", {**flags, "model": str(folder), "max_new_tokens": ANSWER_TOKENS, "max_seq_len": 64})
-    trained = load_model(config, find_model(config))
-    encoder = Encoder(trained, config.data.max_seq_len, splits=False)
-
-    def answer(texts: Sequence[str]) -> list[str]:
-        inputs = [encoder.encode(Prompt("demo", text, {})) for text in texts]
-        return [trained.tokenizer.decode_answer(ids) for ids in trained.writer(config).answers(inputs)]
-
-    return answer
+    flags = {**flags, "model": str(folder), "max_new_tokens": ANSWER_TOKENS, "max_seq_len": 64}
+    work = answer_work(load("generate", flags))
+    work.load()
+    return lambda texts: [answer.columns[ANSWER] for answer in work.texts(texts)]
 
 
 def scores(answer: Answer, dates: SampleDates) -> Iterator[tuple[str, ...]]:

@@ -49,11 +49,12 @@ def doctor(config: Config) -> None:
         UserError: the model or the device that was named does not exist.
     """
     name = config.model_preset
+    has_model = config.typed("model_preset")
     if config.checkpoint.model != AUTO:
         name = config.checkpoint.model
+        has_model = True
         shape = find_model(config).shape
         config = with_changes(config, **{field: getattr(shape, field) for field in SHAPE_SETTINGS})
-    has_model = config.checkpoint.model != AUTO or config.typed("model_preset")
     inventory = take_inventory(weights_folder(config.memory, config.run))
     report: dict[str, Any] = {"machine": inventory, "torch": {}, "devices": [], "problem": "", "model": None}
     machine = None
@@ -81,8 +82,8 @@ def doctor(config: Config) -> None:
     report["advice"] = advice_for(report)
     if config.plan.json:
         print(json.dumps(report, indent=1))
-    advice = report["advice"] or [say("nothing to improve on this machine")]
-    progress.table(say("advice"), [("-", sentence) for sentence in advice])
+    sentences = report["advice"] or [say("nothing to improve on this machine")]
+    progress.table(say("advice"), [("-", sentence) for sentence in sentences])
 
 
 def examine_devices(device: str, run: Config | None) -> tuple[dict[str, Any], Machine | None]:
@@ -108,13 +109,14 @@ def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | N
     Where a case does not fit, it has no plan, and its `outcome` says which budget would do.
     """
     single_row = {"effective_batch_size": 1, "batch_size_per_gpu": 1, "gradient_accumulation_steps": AUTO}
-    lengths = {int(config.data.max_seq_len * factor) for factor in LENGTH_FACTORS}
-    optimizer = config.train.optimizer if config.given("optimizer") else "adamw"  # As a run takes it for adapters.
-    variations: list[tuple[str, int | str, dict[str, Any]]] = [("step", "as planned", {})]
-    for length in sorted({min(max(length, LENGTHS[0]), LENGTHS[1]) for length in lengths}):
-        variations.append(("sequence length", length, {**single_row, "max_seq_len": length}))
-    for rank in LORA_RANKS:
-        variations.append(("LoRA rank", rank, {**single_row, "lora_rank": rank, "optimizer": optimizer}))
+    optimizer = config.train.optimizer if config.given("optimizer") else "adamw"  # A run takes it for adapters.
+    shortest, longest = LENGTHS
+    lengths = {min(max(int(config.data.max_seq_len * factor), shortest), longest) for factor in LENGTH_FACTORS}
+    variations: list[tuple[str, int | str, dict[str, Any]]] = [
+        ("step", "as planned", {}),
+        *(("sequence length", length, {**single_row, "max_seq_len": length}) for length in sorted(lengths)),
+        *(("LoRA rank", rank, {**single_row, "lora_rank": rank, "optimizer": optimizer}) for rank in LORA_RANKS),
+    ]
     objective = config.data.objective
     if objective == AUTO:
         objective = default_objective(config.train.is_finetune)
@@ -123,18 +125,15 @@ def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | N
         # Samples at the end of a run would take time here, and no memory.
         changed = with_changes(config, sample_rows=0, objective=objective, **changes)
         case: Case = {"kind": kind, "label": str(label), "load_bytes": None, "peak_bytes": None, "seconds": None}
+        spec = None
         try:
-            rows = Rows.as_set(changed.data, objective, changed.train.eval_rows)
-            spec = resolve(changed, machine, rows)
+            spec = resolve(changed, machine, Rows.as_set(changed.data, objective, changed.train.eval_rows))
+            plan = spec.plan
+            case |= {"load_bytes": plan.phases["load"], "peak_bytes": plan.peak_bytes, "seconds": plan.seconds}
+            case["outcome"] = ""
         except DoesNotFit as error:
-            cases.append(({**case, "outcome": say("does not fit: {need}", need=error.problems[-1])}, None))
-        else:
-            figures = {
-                "load_bytes": spec.plan.phases["load"],
-                "peak_bytes": spec.plan.peak_bytes,
-                "seconds": spec.plan.seconds,
-            }
-            cases.append(({**case, **figures, "outcome": ""}, spec))
+            case["outcome"] = say("does not fit: {need}", need=error.problems[-1])
+        cases.append((case, spec))
     return cases
 
 
@@ -143,24 +142,20 @@ def examine_model(
 ) -> dict[str, Any]:
     """What steps take as planned, and what the first that can be measured in reasonable time takes as measured."""
     planned = [case for case, _ in cases]
-    progress.table(
-        say("{model}, as planned for {budget}", model=name, budget=format_size(budget_bytes)), case_rows(planned)
-    )
+    title = say("{model}, as planned for {budget}", model=name, budget=format_size(budget_bytes))
+    progress.table(title, case_rows(planned))
     sys.stdout.flush()
     report: dict[str, Any] = {"name": name, "budget_bytes": budget_bytes, "planned": planned, "measured": None}
     for case, spec in cases:
-        seconds = STEPS_OF_PROBE * (case["seconds"] or MOST_PROBE_SECONDS)
-        if spec is None or seconds > MOST_PROBE_SECONDS:
-            continue
-        time = about(seconds, seconds, seconds)
-        print(
-            say("measuring {case}: {time} plus process start", case=name_of(case), time=time),
-            file=sys.stderr,
-            flush=True,
-        )
-        report["measured"] = {**case, **measure(spec), "predicted_bytes": spec.plan.peak_bytes}
-        progress.table(say("{case}, measured", case=name_of(case)), case_rows([report["measured"]]))
-        break
+        if spec is not None and STEPS_OF_PROBE * case["seconds"] <= MOST_PROBE_SECONDS:
+            seconds = STEPS_OF_PROBE * case["seconds"]
+            text = say(
+                "measuring {case}: {time} plus process start", case=name_of(case), time=about(seconds, seconds, seconds)
+            )
+            print(text, file=sys.stderr, flush=True)
+            report["measured"] = {**case, **measure(spec), "predicted_bytes": spec.plan.peak_bytes}
+            progress.table(say("{case}, measured", case=name_of(case)), case_rows([report["measured"]]))
+            break
     return report
 
 
@@ -179,9 +174,6 @@ def measure(spec: RunSpec) -> dict[str, Any]:
         "peak_bytes": max(phases.values(), default=None),
         "seconds": result.step_seconds or None,
     }
-
-
-# --- tables
 
 
 def show_machine(report: dict[str, Any], progress: Progress) -> None:

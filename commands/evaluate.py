@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -40,7 +40,6 @@ from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, References, Sample, generate_metrics
 from training.evaluation.scores import WORD_SCORES, AnswerScores, metric_names
 from training.evaluation.stopping import LOSS
-from training.loaded_model import LoadedModel, load_model
 from training.processes.group import Group
 from training.processes.launch import local_processes, num_processes
 from training.report.log_files import plain
@@ -52,6 +51,7 @@ from training.setup.answer_list import unlisted_note
 GROUPS_OF_ROWS = ("data", "tokenizer", "cleaning")
 SETTINGS_OF_ROWS = ("is_finetune", "eval_rows", "eval_batch_size_per_gpu", "seed")
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
+BATCH_FLAG = "eval_batch_size_per_gpu"
 PREPARING_BYTES = 64 * MIB  # of the child that prepares rows, of which most is Python and pyarrow
 
 
@@ -76,26 +76,26 @@ def evaluate(config: Config) -> Evaluation:
         UserError: model or data are not usable. DoesNotFit: the budget does not hold the work. OverBudget: it was
             measured, and took more.
     """
-    config, model, tree = find_answering(config, "evaluate", ranks=True)
+    answering = find_answering(config, "evaluate")
+    config = answering.config
     names = metric_names(config.metrics.metrics, config.answer.num_answers)
-    config, prepared, loader = evaluation_rows(config, model)
+    config, prepared, loader = evaluation_rows(config, answering.model)
     task = task_named(prepared.objective)
     rows = config.train.eval_rows
     if config.given("validation_file") and not config.given("eval_rows"):
         rows = loader.num_rows
-    requested = config.metrics.eval_generate_rows
-    answered: int = min(rows, task.answered_rows) if requested == AUTO else int(requested)
+    answered = min(rows, task.answered_rows)
+    if config.metrics.eval_generate_rows != AUTO:
+        answered = int(config.metrics.eval_generate_rows)
     # Before memory is measured, since the libraries of scores count to what the program takes:
     signatures = AnswerScores(names).signatures if answered else {}
-    trained = load_model(config, model, AnswerBatch(1, *loader.longest), tree)
-    requested_rows = config.train.eval_batch_size_per_gpu
-    batch_size = rows_to_measure(trained.held, trained.budget.limit(), requested_rows, EVALUATION_BATCH, loader.longest)
+    trained = replace(answering, config=config).load(AnswerBatch(1, *loader.longest))
+    requested = config.train.eval_batch_size_per_gpu
+    batch_size = rows_to_measure(trained.held, trained.budget.limit(), requested, EVALUATION_BATCH, loader.longest)
     answer_rows = 0
     if answered:
         batch = AnswerBatch.by(config.generate, min(answered, ANSWERED_TOGETHER), loader.longest[0])
-        answer_rows = trained.rows_at_once(
-            AUTO if requested_rows == AUTO else batch_size, batch, "eval_batch_size_per_gpu"
-        )
+        answer_rows = trained.rows_at_once(requested if requested == AUTO else batch_size, batch, BATCH_FLAG)
     group = Group(Accelerator(cpu=trained.device.name == "cpu"))
     counts = (prepared.counts[f"validation_{name}"] for name in ("unknown_tokens", "tokens"))
     if warning := unknown_warning(*counts):
@@ -109,15 +109,17 @@ def evaluate(config: Config) -> Evaluation:
     confusions = list[tuple[str, str]]()
     answers = Answers()
     with (
-        watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"),
+        watched(trained.monitor, f"--{BATCH_FLAG}={max(1, batch_size // 2)}"),
         _predictions_file(config.answer.output, config.run.overwrite, prepared, trained.tokenizer) as write,
     ):
         for name, of in (loader.sets or {"": range(loader.num_rows)}).items():
             label_scores = task.new_scores(prepared.labels, write)
             batches = loader.evaluation_batches(rows, batch_size, group.rank, group.size, of)
             results[name] = measure_loss(trained.blockwise, batches, group, trained.device.torch_device, label_scores)
-            confused = label_scores.table()
-            confusions += [(say("set"), name)] * bool(name and confused) + confused
+            confusion = label_scores.table()
+            if name and confusion:
+                confusions.append((say("set"), name))
+            confusions += confusion
             if answered:
                 scores, samples, cut = generate_metrics(
                     answer,
@@ -136,30 +138,38 @@ def evaluate(config: Config) -> Evaluation:
                 answers.cut += cut
                 answers.samples += samples
                 answers.references.add(loader, trained.tokenizer, answered, of)
-                answers.unlisted += [] if tree is None else unlisted_note(tree, loader, answered, of)
+                if trained.tree is not None:
+                    answers.unlisted += unlisted_note(trained.tree, loader, answered, of)
         if answered and answers.references.are_words and config.metrics.metrics == AUTO:
-            for name in names:
-                if name not in WORD_SCORES and not RANKED.fullmatch(name):
-                    signatures.pop(name, None)
-                    for each in results.values():
-                        each.metrics.pop(name, None)
+            of_words = {name for name in names if name in WORD_SCORES or RANKED.fullmatch(name)}
+            for name in {*names} - of_words:
+                signatures.pop(name, None)
+                for result in results.values():
+                    result.metrics.pop(name, None)
         result = mean_of_sets(results) if loader.sets else results[""]
         reference_counts = answers.references.counts
         if reference_counts - {1}:
-            number = "var" if len(reference_counts) > 1 else max(reference_counts)  # As sacreBLEU writes it.
+            number = "var" if len(reference_counts) > 1 else max(reference_counts)  # This is how sacreBLEU writes it.
             signatures = {name: text.replace("nrefs:1|", f"nrefs:{number}|") for name, text in signatures.items()}
-        if not config.plan.json:
-            table = [*_table(result, loader.num_rows, prepared, answers), *confusions]
-            table += [(f"  sacreBLEU {name}", signature) for name, signature in signatures.items()]
-            if answers.cut:
-                table.append((say("cut"), cut_note(answers.cut, answers.count, config.generate.max_new_tokens)))
-            table += [(say("unlisted"), text) for text in answers.unlisted]
-            table += prepared.unread
-            _show(trained, table, answers.samples, trained.monitor.peak_bytes, group.is_main)
-        elif group.is_main:
+        if not group.is_main:
+            return result
+        peak_bytes = trained.monitor.peak_bytes
+        if config.plan.json:
             facts = {"model": str(trained.folder), **result.figures(), "answers": answers.count}
-            facts |= {"sacrebleu": signatures, "peak_bytes": trained.monitor.peak_bytes}
-            print(json.dumps(plain(facts), indent=1))
+            print(json.dumps(plain({**facts, "sacrebleu": signatures, "peak_bytes": peak_bytes}), indent=1))
+            return result
+        table = [*_table(result, loader.num_rows, prepared, answers), *confusions]
+        table += [(f"  sacreBLEU {name}", signature) for name, signature in signatures.items()]
+        if answers.cut:
+            table.append((say("cut"), cut_note(answers.cut, answers.count, config.generate.max_new_tokens)))
+        table += [(say("unlisted"), text) for text in answers.unlisted]
+        budget = format_size(trained.budget.host_bytes)
+        memory = say("{peak} of {budget}", peak=format_size(peak_bytes), budget=budget)
+        title = say("evaluation of {folder}", folder=trained.folder)
+        screen = Progress(1)
+        screen.table(title, [*table, *prepared.unread, (say("peak memory"), memory)])
+        for sample in answers.samples:
+            screen.sample(sample.prompt, sample.answer, sample.reference)
     return result
 
 
@@ -270,12 +280,3 @@ def _table(result: Evaluation, num_rows: int, prepared: Prepared, answers: Answe
         digits = 4 if name.rpartition("/")[2] in (LOSS, *CLASS_SCORES, *NUMBER_SCORES) else 2
         rows.append((f"  {name}", f"{score:.{digits}f}"))
     return rows
-
-
-def _show(trained: LoadedModel, table: list[tuple[str, str]], samples: list[Sample], peak: int, is_main: bool) -> None:
-    progress = Progress(1, is_main)
-    budget = format_size(trained.budget.host_bytes)
-    memory = say("{peak} of {budget}", peak=format_size(peak), budget=budget)
-    progress.table(say("evaluation of {folder}", folder=trained.folder), [*table, (say("peak memory"), memory)])
-    for sample in samples:
-        progress.sample(sample.prompt, sample.answer, sample.reference)

@@ -19,15 +19,14 @@ from commands.exporting.ctranslate2_folder import write_ctranslate2
 from commands.exporting.gguf_file import write_gguf
 from commands.exporting.onnx_files import write_onnx
 from commands.exporting.vocabulary import read_vocabulary
-from commands.merge import converting, open_adapted
-from commands.new_folder import holding_output, keep_generation_settings, new_folder, refuse_not_finite
+from commands.merge import converting, open_merged
+from commands.new_folder import holding_output, keep_generation_settings, new_folder
 from common.language import join, say
 from common.storage import folder_bytes
 from common.units import MIB, format_size
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.formats.answering import keep_answer_list
-from model.lora.adapter import merge as merge_adapters
 from model.shapes import is_matrix, weight_counts
 from model.t5 import T5
 from settings.declared import Config
@@ -37,9 +36,9 @@ from training.report.card import push_command, write_card
 from training.report.progress import Progress
 from training.saved_model import find_model
 
-PROGRAM_BYTES = 8 * MIB  # of another program's library
-SLACK = 1e-3  # other orders of sums, and tables of GELU
-# format -> what writes a model into a folder, what runs it there or reads it back, and how it is used
+PROGRAM_BYTES = 8 * MIB  # Another program's library takes so much.
+SLACK = 1e-3  # Other programs sum in another order, and have tables of GELU.
+# By format: what writes a model into a folder, what runs it there or reads it back, and how it is used.
 FORMATS: dict[str, tuple[Callable[..., Path], Callable[..., float | None], str]] = {
     "gguf": (write_gguf, check_gguf, 'llama-completion -m {file} -p "Your text"'),
     "ctranslate2": (
@@ -75,25 +74,22 @@ def export(config: Config) -> float | None:
     write, check, use = FORMATS[form]
     folders = find_model(config)
     refuse_other_head(folders, "export")
-    last, home, shape = folders.top, folders.base, folders.shape
-    # the program that checks what was written holds all weights in fp32
-    beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
-    with converting(config.memory.memory_budget, shape, hf_format.stored_dtype(home), beside):
-        model = open_adapted(folders)
-        merge_adapters(model)
-        refuse_not_finite(model, *folders.folders)
+    # The program that checks what was written holds all weights in fp32.
+    beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(folders.shape)["total"]
+    with converting(config.memory.memory_budget, folders.shape, hf_format.stored_dtype(folders.base), beside):
+        model = open_merged(folders)
         _cast(model, config.convert.dtype)
-        with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as made:
-            Tokenizer.load(folders.tokenizer).save(made)
-            vocabulary = read_vocabulary(made, model.config.vocab_size)
-            file = write(model, vocabulary, made, last.name)
-            if form == "onnx":  # which holds no token ids itself
-                hf_format.write_config(model.config, made, model.embedding.dtype)
-                for place in dict.fromkeys((last, home)):
-                    keep_generation_settings(place, made)
-            keep_answer_list(made, last, home)
-            write_card(last, made, form)
-            difference = check(model, vocabulary, made)
+        with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as folder:
+            Tokenizer.load(folders.tokenizer).save(folder)
+            vocabulary = read_vocabulary(folder, model.config.vocab_size)
+            file = write(model, vocabulary, folder, folders.top.name)
+            if form == "onnx":  # It holds no token ids itself.
+                hf_format.write_config(model.config, folder, model.embedding.dtype)
+                for layer in reversed(folders.layers):
+                    keep_generation_settings(layer, folder)
+            keep_answer_list(folder, folders.top, folders.base)
+            write_card(folders.top, folder, form)
+            difference = check(model, vocabulary, folder)
             allowed = TOLERANCES[model.embedding.dtype] + SLACK
             if difference is not None and not difference <= allowed:
                 raise UserError(
@@ -115,20 +111,24 @@ def export(config: Config) -> float | None:
     return difference
 
 
-def _cast(model: T5, named: str) -> None:
-    """Matrices in the dtype that is named; norms and bias tables stay fp32.
+def _cast(model: T5, dtype: str) -> None:
+    """Convert the matrices; norms and bias tables stay fp32.
 
+    Args:
+        dtype: the setting of that name.
     Raises:
         UserError: a matrix holds numbers that are too large for it.
     """
-    target = DTYPES.get(named)
+    target = DTYPES.get(dtype)
+    if target is None:
+        return
     for name, parameter in model.named_parameters():
-        if target is not None and is_matrix(name, parameter.shape):
+        if is_matrix(name, parameter.shape):
             largest = float(parameter.abs().max())
             if largest > torch.finfo(target).max:
                 raise UserError(
                     "--dtype = {named}, cannot hold the {largest:.1e} in {name}; use bf16 or fp32",
-                    named=named,
+                    named=dtype,
                     largest=largest,
                     name=name,
                 )

@@ -44,11 +44,12 @@ def open_adapted(folders: SavedModel) -> T5:
             otherwise.
     Memory: the model.
     """
-    for place in folders.folders:
-        refuse_damaged(place, "adapter" if place in folders.adapters else "model")
-    stored = hf_format.stored_dtype(folders.base)
-    is_foreign = stored.is_floating_point and stored not in DTYPES.values()  # float64 and float8 are not written again
-    model = hf_format.load(folders.base, dtype=torch.float32 if is_foreign else stored, expect=folders.shape)
+    for folder in folders.folders:
+        refuse_damaged(folder, "adapter" if folder in folders.adapters else "model")
+    dtype = hf_format.stored_dtype(folders.base)
+    if dtype.is_floating_point and dtype not in DTYPES.values():  # float64 and float8 are not written again.
+        dtype = torch.float32
+    model = hf_format.load(folders.base, dtype=dtype, expect=folders.shape)
     if is_int8(model.embedding):
         raise UserError("--model = {home}, has int8 weights; give the model that it was made from", home=folders.base)
     if folders.adapters:
@@ -56,9 +57,17 @@ def open_adapted(folders: SavedModel) -> T5:
     return model
 
 
+def open_merged(folders: SavedModel) -> T5:
+    """Load a model with its adapter merged in; raises as `open_adapted`, and where weights are not finite."""
+    model = open_adapted(folders)
+    merge_adapters(model)
+    refuse_not_finite(model, *folders.folders)
+    return model
+
+
 @contextmanager
-def converting(memory_budget: int | str, shape: T5ModelConfig, stored: torch.dtype, beside: int) -> Iterator[None]:
-    """Hold a model as it is stored, and something beside it, inside the budget until the context ends.
+def converting(memory_budget: int | str, shape: T5ModelConfig, dtype: torch.dtype, beside: int) -> Iterator[None]:
+    """Hold a model in its dtype on the disk, and something beside it, inside the budget until the context ends.
 
     Args:
         beside: bytes of what is made of the model at the same time.
@@ -69,9 +78,9 @@ def converting(memory_budget: int | str, shape: T5ModelConfig, stored: torch.dty
     device = devices.pick("cpu")
     budget = measure_budget(memory_budget, device)
     counts = weight_counts(shape)
-    widened = 4 * max(counts["encoder"], counts["decoder"]) if stored != torch.float32 else 0
-    held = HeldModel.of(shape, name_of(stored), "float32", bytes_before(budget))
-    parts = held.peak({"weights in compute dtype": max(widened, beside)})
+    widened = 0 if dtype == torch.float32 else 4 * max(counts["encoder"], counts["decoder"])
+    model = HeldModel.of(shape, name_of(dtype), "float32", bytes_before(budget))
+    parts = model.peak({"weights in compute dtype": max(widened, beside)})
     if sum(parts.values()) > budget.limit():
         raise does_not_hold(budget.limit(), say("the model"), parts)
     with watched(Monitor(budget.host_bytes, device)):
@@ -90,26 +99,27 @@ def merge(config: Config) -> float:
     """
     folders = find_model(config)
     if len(folders.adapters) != 1:
-        named = config.checkpoint.adapter or "none"
-        raise UserError("--adapter = {named}, merging takes one adapter; name its folder", named=named)
-    home = folders.base
-    shape = read_config(home)
-    matrix = max(shape.d_model * max(shape.d_ff, inner_width(shape)), 1)
-    with converting(config.memory.memory_budget, shape, hf_format.stored_dtype(home), 2 * 4 * matrix):
+        adapter = config.checkpoint.adapter or "none"
+        raise UserError("--adapter = {named}, merging takes one adapter; name its folder", named=adapter)
+    shape = read_config(folders.base)
+    matrix = shape.d_model * max(shape.d_ff, inner_width(shape))
+    with converting(config.memory.memory_budget, shape, hf_format.stored_dtype(folders.base), 2 * 4 * matrix):
         model = open_adapted(folders)
         before = probe_logits(model)
         merge_adapters(model)
         refuse_not_finite(model, *folders.folders)
         difference = relative_difference(probe_logits(model), before)
-        with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as made:
-            hf_format.save(model, made)
-            copy_companions(folders, made)
+        with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as folder:
+            hf_format.save(model, folder)
+            copy_companions(folders, folder)
             if folders.run_settings:  # columns and lengths, by which `evaluate` reads rows
-                write_text(made / SETTINGS_FILE, json.dumps(folders.run_settings, indent=1, ensure_ascii=False) + "\n")
+                write_text(
+                    folder / SETTINGS_FILE, json.dumps(folders.run_settings, indent=1, ensure_ascii=False) + "\n"
+                )
         output = config.answer.output
         rows = [
             (say("folder"), str(output)),
-            (say("base model"), str(home)),
+            (say("base model"), str(folders.base)),
             (say("weights"), name_of(model.embedding.dtype)),
             (say("logits"), say("differ by {share} of their norm", share=f"{difference:.1e}")),
             (say("next"), next_command(model.config, output)),

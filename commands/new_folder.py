@@ -63,7 +63,7 @@ def held_output(output: Path, flag: str = "output") -> Iterator[None]:
     Raises:
         UserError: another process writes it, or the folder around it cannot be written.
     """
-    real = output.resolve()  # by whatever name or link it is called, it is one output
+    real = output.resolve()  # By whatever name or link it is called, it is one output.
     refuse(check_writable(flag, real.parent))
     missing = [folder for folder in real.parents if not folder.exists()]
     with ExitStack() as stack:
@@ -85,62 +85,44 @@ def held_output(output: Path, flag: str = "output") -> Iterator[None]:
                 reason=reason_of(error),
             ) from None
         if not has_locks:
-            warning = say(
-                "--{flag} = {path}, is on a file system without locks: see that no other process writes it",
-                flag=flag,
-                path=output,
-            )
-            Progress(1, stream=sys.stderr).warn(warning)
+            text = "--{flag} = {path}, is on a file system without locks: see that no other process writes it"
+            Progress(1, stream=sys.stderr).warn(say(text, flag=flag, path=output))
         try:
             yield
         finally:
             stack.close()
-            for folder in missing:
-                with suppress(OSError):  # it holds the output
+            with suppress(OSError):  # Folders that hold the output stay.
+                for folder in missing:
                     folder.rmdir()
 
 
 @contextmanager
-def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[Path]:
-    """An empty folder to fill; it becomes `named` when the context ends without an error.
+def new_folder(name: str | None, overwrite: bool, *sources: Path) -> Iterator[Path]:
+    """An empty folder to fill; it becomes `name` when the context ends without an error.
 
     Args:
-        named: the setting `output`. overwrite: whether it may replace one that exists.
+        name: the setting `output`. overwrite: whether it may replace one that exists.
         sources: folders that are read, which it may not be.
     Raises:
         UserError: no name, one that exists, is read or holds what others have written, or a disk that cannot be
             written.
     """
-    if named is None:
+    if name is None:
         raise UserError("--output = none, is needed: the folder to write")
-    output = Path(named)
+    output = Path(name)
     if not output.name or output.name == "..":
         raise UserError(
-            "--output = {named}, has no name that another folder could take; give a folder in it", named=named
+            "--output = {named}, has no name that another folder could take; give a folder in it", named=name
         )
-    if output.is_symlink():  # what it leads to is replaced: the user has put it there, perhaps on another disk
+    if output.is_symlink():  # What it leads to is replaced: the user has put it there, perhaps on another disk.
         output = output.resolve()
     restore_folder(output)
     if any(source.resolve().is_relative_to(output.resolve()) for source in sources):
         raise UserError(
             "--output = {output}, is the folder that is read, or holds it; choose another one", output=output
         )
-    if output.exists() and not overwrite and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError("--output = {output}, exists; choose another folder or use --overwrite=True", output=output)
-    if (output.exists() and not output.is_dir()) or os.path.ismount(output):
-        what = say("a disk that is mounted there") if output.is_dir() else say("a file")
-        raise UserError(
-            "--output = {output}, is {what} and can be no new folder; give a folder in it, or another one",
-            output=output,
-            what=what,
-        )
-    if others := _others(output):
-        raise UserError(
-            "--output = {output}, holds what this program has not written ({others}) and is not replaced; choose "
-            "another folder",
-            output=output,
-            others=listed(others[:3]),
-        )
+    if output.exists():
+        _check_replaceable(output, overwrite)
     try:
         with atomic_folder(output) as folder:
             yield folder
@@ -151,6 +133,34 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
             output=output,
             reason=reason_of(error),
         ) from error
+
+
+def _check_replaceable(output: Path, overwrite: bool) -> None:
+    """Refuse to replace what the user may want to keep: an empty folder, a run, and files that this program has written
+    may go.
+    """
+    files = sorted(path.name for path in output.iterdir()) if output.is_dir() else [output.name]
+    if files and not overwrite:
+        raise UserError("--output = {output}, exists; choose another folder or use --overwrite=True", output=output)
+    if not output.is_dir() or os.path.ismount(output):
+        what = say("a disk that is mounted there") if output.is_dir() else say("a file")
+        raise UserError(
+            "--output = {output}, is {what} and can be no new folder; give a folder in it, or another one",
+            output=output,
+            what=what,
+        )
+    if (output / RUN_FILE).is_file():
+        return
+    sums = read_sums(output) or {"files": ()}
+    ours = {CHECKSUMS_FILE, *(file.partition("/")[0] for file in sums["files"])}
+    foreign = [file for file in files if file not in ours]
+    if foreign:
+        raise UserError(
+            "--output = {output}, holds what this program has not written ({others}) and is not replaced; choose "
+            "another folder",
+            output=output,
+            others=listed(foreign[:3]),
+        )
 
 
 def refuse_not_finite(model: T5, *sources: Path) -> None:
@@ -167,23 +177,20 @@ def refuse_not_finite(model: T5, *sources: Path) -> None:
 
 def refuse_tensors_not_finite(tensors: Mapping[str, Tensor], *sources: Path) -> None:
     """The same of tensors by their names in the file."""
-    lost = names_not_finite(tensors)
-    if lost:
+    names = names_not_finite(tensors)
+    if names:
         raise UserError(
             "{folder}, holds inf or nan in {tensors}; nothing is written. Give an earlier checkpoint, or copy the "
             "folder again",
             folder=", ".join(map(str, sources)),
-            tensors=listed(lost),
+            tensors=listed(names),
         )
 
 
 def names_not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """Which tensors hold inf or nan. Memory: none, as the least and the largest number tell both."""
-    return [
-        name
-        for name, tensor in tensors.items()
-        if tensor.numel() and not all(bound.isfinite() for bound in tensor.detach().aminmax())
-    ]
+    bounds = {name: tensor.detach().aminmax() for name, tensor in tensors.items() if tensor.numel()}
+    return [name for name, (least, largest) in bounds.items() if not (least.isfinite() and largest.isfinite())]
 
 
 def check_output(file: Path, overwrite: bool) -> None:
@@ -193,15 +200,6 @@ def check_output(file: Path, overwrite: bool) -> None:
             "--output = {path}, is there already; choose another file, or replace it with --overwrite=True", path=file
         )
     refuse(check_writable("output", file.parent))
-
-
-def _others(output: Path) -> list[str]:
-    """What is in a folder beside what this program has put there; nothing where a run is, which is one thing."""
-    if not output.is_dir() or (output / RUN_FILE).is_file():
-        return []
-    sums = read_sums(output) or {"files": ()}
-    ours = {CHECKSUMS_FILE, *(name.partition("/")[0] for name in sums["files"])}
-    return sorted(path.name for path in output.iterdir() if path.name not in ours)
 
 
 def copy_companions(model: SavedModel, folder: Path) -> int | None:
@@ -214,20 +212,20 @@ def copy_companions(model: SavedModel, folder: Path) -> int | None:
     Raises:
         UserError: the tokenizer is broken.
     """
-    for place in reversed(model.layers):  # what an adapter says goes before its base
-        keep_generation_settings(place, folder)
-    if model.top == model.base:  # The head of an adapter is not its base's.
-        keep_label_names(model.base, folder)
-    if (folder / GENERATION_FILE).is_file():  # it writes text
+    for layer in reversed(model.layers):  # An adapter goes before its base.
+        keep_generation_settings(layer, folder)
+    if model.top == model.base:  # An adapter's head is not its base's.
+        _keep_label_names(model.base, folder)
+    if (folder / GENERATION_FILE).is_file():  # The model writes text.
         keep_answer_list(folder, model.top, model.base)
     if not has_tokenizer(model.tokenizer):
         return None
-    read = Tokenizer.load(model.tokenizer)
-    read.save(folder)
-    return read.size
+    tokenizer = Tokenizer.load(model.tokenizer)
+    tokenizer.save(folder)
+    return tokenizer.size
 
 
-def keep_generation_settings(home: Path, folder: Path) -> None:
+def keep_generation_settings(source: Path, folder: Path) -> None:
     """What the publisher says of generating stays, but for the special tokens, which are ours by now; an encoder
     generates nothing.
 
@@ -237,15 +235,15 @@ def keep_generation_settings(home: Path, folder: Path) -> None:
     path = folder / GENERATION_FILE
     if not path.is_file():
         return
-    _, published = published_generation(home)
+    _, published = published_generation(source)
     ours = json.loads(path.read_text(encoding="utf8"))
     ends = published.get("eos_token_id")
-    if isinstance(ends, list) and ours.get("eos_token_id") in ends:  # several may end an answer elsewhere
+    if isinstance(ends, list) and ours.get("eos_token_id") in ends:  # Several may end an answer elsewhere.
         ours["eos_token_id"] = ends
     path.write_text(json.dumps({**published, **ours}, indent=2) + "\n", encoding="utf8")
 
 
-def keep_label_names(source: Path, folder: Path) -> None:
+def _keep_label_names(source: Path, folder: Path) -> None:
     """Labels keep the publisher's names where ours are numbers alone: a regression's one, and names with commas in
     them.
 
@@ -255,11 +253,10 @@ def keep_label_names(source: Path, folder: Path) -> None:
     published = read_json(source / CONFIG_FILE).get("id2label")
     path = folder / CONFIG_FILE
     config = read_json(path)
-    numbers = [str(number) for number in range(len(config.get("id2label", ())))]
-    unnamed = (numbers, [f"LABEL_{number}" for number in numbers])
-    if not numbers or list(config["id2label"].values()) not in unnamed:
-        return
-    if not isinstance(published, dict) or sorted(published, key=str) != sorted(numbers):
+    names = list(config.get("id2label", {}).values())
+    numbers = [str(number) for number in range(len(names))]
+    is_unnamed = names in (numbers, [f"LABEL_{number}" for number in numbers])
+    if not names or not is_unnamed or not isinstance(published, dict) or {*published} != {*numbers}:
         return
     config["id2label"] = {number: str(published[number]) for number in numbers}
     config["label2id"] = {name: int(number) for number, name in config["id2label"].items()}

@@ -12,23 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from commands.row_facts import count_and_show, count_tokens
 from common.child_process import ChildDied, call
 from common.language import english, join, say
-from common.storage import NotMade, only_if_made
+from common.storage import NotMade
 from common.units import format_size
-from data.batches.loader import StepLoader
-from data.batches.rows import lengths_of
-from data.prepare.estimate import estimate_lengths
 from data.prepare.looking import look
-from data.prepare.preparing import find_prepared
-from data.prepare.preview import table_of_files, table_of_shards
-from data.prepare.training_data import find_training_data
-from data.sources.peek import about_rows, about_tokens
 from data.task import Table
-from data.tokenizers.tokenizer import Tokenizer
 from devices.environment import may_have_gpu, prepare_environment
 from memory.advice import Alternative, what_else
 from memory.estimate.disk import disk_need, free_bytes, too_full
+from memory.estimate.workload import Machine
 from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan, RungOutcome, outcomes
 from memory.step_settings import StepSettings
@@ -54,7 +48,6 @@ from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
 MACHINE = "training.setup.plan:machine_for"  # in a child: it imports torch
 MODES = ("standard", "low", "ultra")
 MOST_CHANGES = 3
-SHOWN_ROWS = 2
 
 
 @dataclass(frozen=True)
@@ -65,12 +58,14 @@ class PlannedRun:
         modes: the plan of each memory mode; None: it does not fit.
         changes: of one flag, after which the plan takes less.
         ladder: what each way to save memory would take.
+        examples: the first rows as the model receives them.
     """
 
     spec: RunSpec
     modes: dict[str, Plan | None]
     changes: list[Alternative]
     ladder: list[RungOutcome]
+    examples: Table
 
 
 def plan(config: Config) -> None:
@@ -80,33 +75,32 @@ def plan(config: Config) -> None:
     Raises:
         DoesNotFit: no way fits the budget. UserError: the data or the target is not usable.
     """
-    is_json = config.plan.json
     targets = [target.strip() for target in config.plan.target.split(",")]
-    config, notes, done = _with_start(config)
+    config, notes, steps_done = _with_start(config)
     tree_bytes = 0
     try:
         sources = answer_sources(config.answer.answers, None)
         if sources:
-            tree_bytes, of_answers = look(config, foreseen_tree, config, sources, always_in_child=True)
-            notes += [of_answers] if of_answers else []
+            tree_bytes, note = look(config, foreseen_tree, config, sources, always_in_child=True)
+            notes += filter(None, [note])
     except UserError:
         if targets == [AUTO]:
-            raise  # Else the list may lie where the run will be.
+            raise  # The list may lie where the run will be.
     answers = list[dict[str, Any]]()
     for target in targets:
         try:
-            planned = _planned(config, target, done, tree_bytes)
+            planned = _planned(config, target, steps_done, tree_bytes)
         except UserError as error:
-            if not is_json or len(targets) == 1:
+            if not config.plan.json or len(targets) == 1:
                 raise
             problems = [english(problem) for problem in error.problems]
             answers.append({"problems": problems, "exit_code": error.exit_code})
             continue
-        if is_json:
+        if config.plan.json:
             answers.append({**_as_json(planned), "start": notes})
         else:
             _show_tables(planned, target, notes)
-    if is_json:
+    if config.plan.json:
         print(json.dumps(answers if len(targets) > 1 else answers[0], indent=1))
 
 
@@ -119,72 +113,60 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
     """
     run_dir = Path(config.run.output_dir, config.run.run_name)
     resumed_dir = None
-    asked = config
+    requested = config
     if goes_on(config.run, config.train.is_keep_training):
         run_dir = resumed_dir = find_run_to_resume(config.run.output_dir, config.run.run_name)
-        asked = replace(resumed_config(config, run_dir), plan=config.plan)
+        requested = replace(resumed_config(config, run_dir), plan=config.plan)
     elif config.run.run_name != AUTO:
         refuse(check_name(config.run.run_name))
     try:
-        start = find_base(asked, run_dir, resumed_dir, reads_weights=False)
+        start = find_base(requested, run_dir, resumed_dir, reads_weights=False)
     except UserError as error:
-        needs_base = config.task.needs_base
         names_base = config.train.is_finetune or config.train.finetune_from not in (AUTO, None)
-        if resumed_dir or not (needs_base or (names_base and config.given("model_preset"))):
+        can_do_without = names_base and config.given("model_preset") and not config.task.needs_base
+        if resumed_dir or not can_do_without:
             raise
         reason = error.problems[0].splitlines()[0]
         text = say(
             "{reason}; planned for --model_preset={model_preset}", reason=reason, model_preset=config.model_preset
         )
         return config, [text], 0
+    config = start.config
     if start.is_resumed:
         assert start.folder is not None
-        done = step_of(start.folder)
-        return start.config, [say("{run} continues after step {step}", run=run_dir.name, step=done)], done
+        steps_done = step_of(start.folder)
+        return config, [say("{run} continues after step {step}", run=run_dir.name, step=steps_done)], steps_done
     if start.folder is not None:
-        return start.config, start.told or [say("starting from {model}", model=start.folder)], 0
-    known = start.config
-    tokens = 0
-    if known.data.train_file is not None and not (known.given("vocab_size") or known.task.writes_text):
-        with suppress(UserError, NotMade):  # What is wrong is said where the rows are looked at.
-            data = look(known, find_prepared, known)
-            if data is not None:
-                tokens = Tokenizer.load(data.tokenizer_dir).size
-            else:
-                groups = known.data, known.train.is_finetune, known.model, known.tokenizer, known.cleaning
-                sample = look(known, estimate_lengths, *groups)
-                tokens = 0 if sample is None else sample.vocabulary
-    return with_changes(known, vocab_size=rows_for(tokens)) if tokens else known, start.told, 0
+        return config, start.told or [say("starting from {model}", model=start.folder)], 0
+    if config.data.train_file is not None and not (config.given("vocab_size") or config.task.writes_text):
+        with suppress(UserError, NotMade):  # Rows.known says what is wrong.
+            tokens = look(config, count_tokens, config)
+            if tokens:
+                config = with_changes(config, vocab_size=rows_for(tokens))
+    return config, start.told, 0
 
 
-def _planned(config: Config, target: str, done: int, tree_bytes: int) -> PlannedRun:
+def _planned(config: Config, target: str, steps_done: int, tree_bytes: int) -> PlannedRun:
     """The plan of a run on the machine that is named, or on this one with the device that `train` would take.
 
     Args:
-        done: steps so far. tree_bytes: of the list that answers come from.
+        tree_bytes: of the list that answers come from.
     Raises:
         DoesNotFit: no way fits the budget. UserError: the machine or the device is not there, or the data are not
             usable.
     """
-    budget = config.memory.memory_budget
-    if target == AUTO:
-        folder = weights_folder(config.memory, config.run)
-        machine = this_machine(budget, config.run.num_threads, folder)
-        if config.run.device != "cpu" and (config.run.device != AUTO or may_have_gpu()):
-            try:
-                of_device = config.run.device, budget, folder
-                machine = call(MACHINE, *of_device, setup=prepare_environment, is_quiet=True)
-            except ChildDied as death:
-                print(say("planned for the CPU, as torch does not start: {error}", error=str(death)), file=sys.stderr)
-    else:
-        machine = target_machine(target, budget)
-    machine = with_libraries(machine, config.metrics)
+    machine = with_libraries(_machine(config, target), config.metrics)
     if machine.base_bytes:
         machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes)
     rows = Rows.known(config, machine)
     config = with_changes(config, objective=rows.objective)
+    count = 0
+    examples: Table = []
+    if config.data.train_file is not None:
+        with suppress(UserError, OSError):
+            count, examples = look(config, count_and_show, config)
     try:
-        spec = _counted(resolve(config, machine, rows, done=done))
+        spec = _counted(resolve(config, machine, rows, done=steps_done), count)
     except DoesNotFit as error:
         raise DoesNotFit(*error.problems, *_assumed(rows, config.data)) from None
 
@@ -204,7 +186,23 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
         with suppress(UserError):  # It does not fit, or a setting that is asked for is not possible there.
             modes[mode] = plan_of(with_changes(config, memory_mode=mode))
     changes = what_else(config, spec.plan, plan_of, MOST_CHANGES)
-    return PlannedRun(spec, modes, changes, outcomes(StepSettings.of(config), spec.work, machine, spec.plan))
+    ladder = outcomes(StepSettings.of(config), spec.work, machine, spec.plan)
+    return PlannedRun(spec, modes, changes, ladder, examples)
+
+
+def _machine(config: Config, target: str) -> Machine:
+    budget = config.memory.memory_budget
+    if target != AUTO:
+        return target_machine(target, budget)
+    folder = weights_folder(config.memory, config.run)
+    device = config.run.device
+    if device != "cpu" and (device != AUTO or may_have_gpu()):
+        try:
+            machine: Machine = call(MACHINE, device, budget, folder, setup=prepare_environment, is_quiet=True)
+            return machine
+        except ChildDied as death:
+            print(say("planned for the CPU, as torch does not start: {error}", error=str(death)), file=sys.stderr)
+    return this_machine(budget, config.run.num_threads, folder)
 
 
 def _assumed(rows: Rows, data: DataConfig) -> list[str]:
@@ -224,22 +222,16 @@ def _assumed(rows: Rows, data: DataConfig) -> list[str]:
     return [say(text, source=data.max_seq_len, target=data.max_target_len)]
 
 
-def _counted(spec: RunSpec) -> RunSpec:
-    """The run with about as many rows as its files hold, where nothing is prepared and no steps are named, and remarks
-    on that.
-    """
+def _counted(spec: RunSpec, count: int) -> RunSpec:
+    """The run with about so many rows, where nothing is prepared and no steps are named, and remarks on that."""
     config = spec.asked
     remarks = _assumed(spec.rows, config.data)
-    count = 0
     text = "time: for about {rows} ({steps}) with the lengths of the sample; exact once the data is prepared"
     if spec.rows.sample is not None:
         count = 0 if config.train.max_steps != AUTO else spec.rows.sample.about_rows
+        longest = Rows.as_set(config.data, spec.rows.objective, config.train.eval_rows)
         try:
-            peak = format_size(
-                resolve(
-                    config, spec.machine, Rows.as_set(config.data, spec.rows.objective, config.train.eval_rows)
-                ).plan.peak_bytes
-            )
+            peak = format_size(resolve(config, spec.machine, longest).plan.peak_bytes)
             remarks.append(
                 say("{peak} if all rows were as long as --max_seq_len and --max_target_len allow", peak=peak)
             )
@@ -250,16 +242,11 @@ def _counted(spec: RunSpec) -> RunSpec:
                     "--max_target_len allow, and `train` would say so"
                 )
             )
-    elif spec.steps is None and config.data.train_file is not None:
+    elif count and spec.steps is None:
         text = "time: for about {rows} ({steps}) of maximum length; exact once the data is prepared"
-        with suppress(UserError, OSError):
-            data = look(config, find_training_data, config.data, config.train.is_finetune, only_if_made)
-            if data.task.is_windowed:
-                count = about_tokens(data.sources) // lengths_of(config.data, data.objective).raw_tokens
-            else:
-                count = look(config, about_rows, data.sources)
-            count = max(1, min(count, config.data.max_samples or count))
-            spec = resolve(config, spec.machine, replace(spec.rows, count=count), done=spec.done)
+        spec = resolve(config, spec.machine, replace(spec.rows, count=count), done=spec.done)
+    else:
+        count = 0
     if count:
         remarks.append(say(text, rows=counted(count, "row"), steps=counted(spec.counted.max_steps, "step")))
     return replace(spec, plan=replace(spec.plan, reasons=(*spec.plan.reasons, *remarks)))
@@ -296,21 +283,21 @@ def _show_tables(planned: PlannedRun, target: str, notes: list[str]) -> None:
     title = say("fits: {what}", what=what)
     need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
     disk = need.describe()
-    if target == AUTO:  # What stands against it on this machine.
+    if target == AUTO:  # This machine has a disk to look at.
         problems, remarks = too_full(need, config.run.output_dir)
         if problems:
             title = say("does not fit on the disk: {what}", what=what)
         free = say("{need}; {size} free", need=disk, size=format_size(free_bytes(config.run.output_dir)))
         disk = join("; ", [*problems, *remarks] or [free])
     reopens = reopens_files(config.memory.ultra_low_mem, spec.machine.available_bytes)
-    first, *others = plan_rows(chosen, weight_counts(config.model)["total"], reopens, disk)
+    first, *rows = plan_rows(chosen, weight_counts(config.model)["total"], reopens, disk)
     if chosen.seconds_total is None:
         untimed = say(
             "{thousand} for 1,000 steps (add --train_file or --max_steps for your run's total)",
             thousand=duration(1000 * chosen.seconds),
         )
-        others.insert(0, (say("time"), untimed))
-    progress.table(title, [first, *others])
+        rows.insert(0, (say("time"), untimed))
+    progress.table(title, [first, *rows])
     progress.table(say("parts of the peak"), parts_rows(chosen))
     progress.table(say("peak by phase"), [(say(phase), format_size(size)) for phase, size in chosen.phases.items()])
     ladder = list[tuple[str, str, str, str]]()
@@ -333,8 +320,8 @@ def _show_tables(planned: PlannedRun, target: str, notes: list[str]) -> None:
         changes.append((f"--{change.label}", format_size(change.peak_bytes), gain))
     if changes:
         progress.table(say("to use less memory"), changes)
-    if examples := _examples(spec):
-        progress.table(say("examples exactly as the model receives them"), examples)
+    if planned.examples:
+        progress.table(say("examples exactly as the model receives them"), planned.examples)
 
 
 def _named(preset: str, shape: T5ModelConfig) -> str:
@@ -347,26 +334,6 @@ def _named(preset: str, shape: T5ModelConfig) -> str:
         decoder=shape.num_decoder_layers,
         tokens=f"{shape.vocab_size:,}",
     )
-
-
-def _examples(spec: RunSpec) -> Table:
-    """The first rows as the model receives them, where the files are here and nothing has to be trained or prepared for
-    that.
-    """
-    config = spec.asked
-    if config.data.train_file is None:
-        return []
-    with suppress(UserError):
-        prepared = look(config, find_prepared, config)
-        if prepared is not None:
-            loader = StepLoader(prepared.train_dir, prepared.objective, config.data, config.model, config.run.seed)
-            tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-            return table_of_shards(config.data, prepared, loader, tokenizer, SHOWN_ROWS)
-        rows = look(config, find_training_data, config.data, config.train.is_finetune, only_if_made)
-        is_known = config.data.tokenizer_dir != AUTO and config.data.extra_tokens is None
-        folder = Path(config.data.tokenizer_dir) if is_known else None
-        return look(config, table_of_files, config.data, rows, config.cleaning, SHOWN_ROWS, folder)
-    return []
 
 
 def _speed(chosen: Plan, seconds: float) -> str:

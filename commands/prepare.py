@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shlex
 
-import data.prepare.preparing
+from commands.row_facts import examples_of
 from common.language import say
 from common.storage import make_once
-from data.batches.loader import StepLoader
+from data.prepare import preparing
 from data.prepare.data_tokenizer import tokenizer_folder
 from data.prepare.looking import look, tokenizer_limits
-from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
+from data.prepare.preview import lost_of_shards, table_of_files
 from data.prepare.training_data import check_heeded, find_training_data
 from data.shards.store import LengthFacts, Manifest
-from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import Config
 from settings.program import program
 from settings.tasks import command_of
@@ -54,14 +53,11 @@ def prepare(config: Config) -> None:
                 config, table_of_files, settings, training_data, config.cleaning, config.prepare.preview, folder
             )
         else:
-            prepared = data.prepare.preparing.prepare(config)
-            loader = StepLoader(prepared.train_dir, prepared.objective, settings, config.model, config.run.seed)
-            tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-            table = table_of_shards(settings, prepared, loader, tokenizer, config.prepare.preview)
+            table = examples_of(preparing.prepare(config), config, config.prepare.preview)
         heading = say("examples exactly as the model receives them ({objective})", objective=training_data.objective)
         Progress(1).table(heading, table)
         return
-    prepared = data.prepare.preparing.in_child(data.prepare.preparing.prepare, config)
+    prepared = preparing.in_child(preparing.prepare, config)
     task = prepared.task
     folder = prepared.train_dir.parent
     rows: list[tuple[str, str]] = [
@@ -85,7 +81,7 @@ def prepare(config: Config) -> None:
 
 
 def _lengths_in_words(facts: LengthFacts) -> str:
-    known = {name: f"{facts[name]:,}" for name in ("mean", "longest", "longest_uncut")}
+    numbers = {name: f"{facts[name]:,}" for name in ("mean", "longest", "longest_uncut")}
     if facts["longest_uncut"] > facts["longest"]:
-        return say("mean {mean}, longest {longest} (uncut {longest_uncut})", **known)
-    return say("mean {mean}, longest {longest}", **known)
+        return say("mean {mean}, longest {longest} (uncut {longest_uncut})", **numbers)
+    return say("mean {mean}, longest {longest}", **numbers)

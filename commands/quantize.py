@@ -14,8 +14,8 @@ import torch
 import devices
 from commands.convert import next_command, probe_logits, relative_difference
 from commands.evaluate import EVALUATION_BATCH, evaluation_rows
-from commands.merge import converting, open_adapted
-from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
+from commands.merge import converting, open_merged
+from commands.new_folder import copy_companions, holding_output, new_folder
 from common.language import say
 from common.units import format_size
 from data.batches.loader import StepLoader
@@ -28,7 +28,6 @@ from engine.weights import weight_store_for
 from memory.answers import HeldModel, bytes_before, rows_to_measure
 from memory.budget import measure_budget
 from model import hf_format
-from model.lora.adapter import merge as merge_adapters
 from model.loss import LossSettings
 from model.quantization import quantize_model
 from model.t5 import T5
@@ -42,7 +41,7 @@ from training.setup.adapters import note_origin
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredModel:
     """One of the two models.
 
     Args:
@@ -56,7 +55,7 @@ class Measured:
 
 
 @holding_output
-def quantize(config: Config) -> tuple[Measured, Measured]:
+def quantize(config: Config) -> tuple[MeasuredModel, MeasuredModel]:
     """Write `--model`, an adapter merged in, with int8 weights as `--output`, and tell how near both are.
 
     Returns:
@@ -69,24 +68,23 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     use_threads(config.run.num_threads)
     folders = find_model(config)
     settings, prepared, loader = evaluation_rows(config, folders)
-    shape, stored = folders.shape, hf_format.stored_dtype(folders.base)
+    shape = folders.shape
+    dtype = hf_format.stored_dtype(folders.base)
     requested = settings.train.eval_batch_size_per_gpu
     budget = measure_budget(settings.memory.memory_budget, devices.pick("cpu"))
-    held = HeldModel.of(shape, name_of(stored), "float32", bytes_before(budget))
-    rows_at_once = rows_to_measure(held, budget.limit(), requested, EVALUATION_BATCH, loader.longest)
-    with converting(settings.memory.memory_budget, shape, stored, 0):
-        model = open_adapted(folders)
-        merge_adapters(model)
-        refuse_not_finite(model, *folders.folders)
+    held_model = HeldModel.of(shape, name_of(dtype), "float32", bytes_before(budget))
+    rows_at_once = rows_to_measure(held_model, budget.limit(), requested, EVALUATION_BATCH, loader.longest)
+    with converting(settings.memory.memory_budget, shape, dtype, 0):
+        model = open_merged(folders)
         before = _measure(model, settings.train.eval_rows, loader, rows_at_once)
-        with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as made:
+        with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as folder:
             quantize_model(model)
-            hf_format.save(model, made)
+            hf_format.save(model, folder)
             if not folders.adapters:
-                note_origin(made, folders.base)
-            copy_companions(folders, made)
+                note_origin(folder, folders.base)
+            copy_companions(folders, folder)
             del model
-            after = _measure(hf_format.load(made, torch.int8), settings.train.eval_rows, loader, rows_at_once)
+            after = _measure(hf_format.load(folder, torch.int8), settings.train.eval_rows, loader, rows_at_once)
         rows = min(settings.train.eval_rows, loader.num_rows)
         _show(
             before,
@@ -98,17 +96,17 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
         return before, after
 
 
-def _measure(model: T5, rows: int, loader: StepLoader, rows_at_once: int) -> Measured:
+def _measure(model: T5, rows: int, loader: StepLoader, rows_at_once: int) -> MeasuredModel:
     """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
     weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
     objective = None if model.label_head is None else LabelObjective(model.label_head)
     blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, heap=HeapTrimmer("fast"))
     batches = loader.evaluation_batches(rows, rows_at_once)
     result = evaluate(blockwise, batches, Group(), torch.device("cpu"))
-    return Measured(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))
+    return MeasuredModel(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))
 
 
-def _show(before: Measured, after: Measured, rows: str, output: str, shape: T5ModelConfig) -> None:
+def _show(before: MeasuredModel, after: MeasuredModel, rows: str, output: str, shape: T5ModelConfig) -> None:
     largest = float((after.logits - before.logits).abs().max())
     share = relative_difference(after.logits, before.logits)
     differ = say("differ by at most {largest}, {share} of their norm", largest=f"{largest:.3f}", share=f"{share:.1e}")

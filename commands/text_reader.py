@@ -2,58 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar, TypeVar, cast
 
-from data.prepare.encode import TextEncoder
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from commands.answering import Answering
+from commands.vector_files import Vectors
+from common.units import MIB
+from data.batches.collate import LabelledRow, collate_labels
+from data.prepare.encode import TextEncoder, unknown_warning
+from engine.step import to_micro_batch
 from memory.answers import HeldModel, rows_to_measure
-from settings.declared import MOST_TOKENS, DataConfig
-from settings.fields import AUTO
+from settings.declared import DataConfig
+from settings.fields import AUTO, Auto
+from settings.tasks import task_for
+from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs
 from training.loaded_model import LoadedModel
-from training.saved_model import SavedModel
+from training.report.progress import Progress
 
 MOST_ROWS = 64  # at once
 MOST_AT_ONCE = 16_384  # tokens
 ROUNDED = 64  # Lengths in tokens are rounded up to a multiple of this where rows are planned.
+PART_BYTES = 4 * MIB  # A part of vectors ends with the one that brings so many bytes.
+VECTOR_COPIES = 3  # Vectors of a part are there as computed, joined, and as a file is made of them.
+Tokens = tuple[NDArray[np.int32], slice | NDArray[np.int64]]  # ids with end of text, and which are the text's own
 Result = TypeVar("Result")
 
 
-def text_settings(model: SavedModel, *columns: str) -> dict[str, Any]:
-    """How texts are read where the user names nothing: prepared as the model was trained, and not cut.
-
-    Args:
-        columns: settings of the run that trained the model which say where the texts are.
-    """
-    return {"max_seq_len": MOST_TOKENS, **model.settings_of("prepare_text", *columns)}
-
-
-def text_columns(data: DataConfig, is_named: bool, model: SavedModel) -> list[DataConfig]:
+def text_columns(answering: Answering) -> list[DataConfig]:
     """Where texts are looked for, first choice first: in the column that is named, else in those that the model was
     trained on.
     """
+    data = answering.config.data
     names = [data.text_column]
-    if not is_named:
-        names += [*model.settings_of("prompt_column").values(), DataConfig().text_column]
+    if not answering.config.given("text_column"):
+        names += [*answering.model.settings_of("prompt_column").values(), DataConfig().text_column]
     return [replace(data, text_column=name, prompt_column=name) for name in dict.fromkeys(names)]
 
 
-@dataclass
 class TextReader:
     """Runs a model over texts, in batches of like length that the budget holds.
 
     Args:
-        longest: most tokens of a text with end of text; longer ones are cut.
-        rows: most texts at once; None: what the budget holds.
-        beside_bytes: of the budget, for others than this.
+        data: how texts are read.
+        rows: most texts at once; auto: what the budget holds.
     """
 
-    trained: LoadedModel
-    encoder: TextEncoder
-    longest: int
-    rows: int | None = None
-    beside_bytes: int = 0
     rows_flag: ClassVar[str] = "eval_batch_size_per_gpu"
+
+    def __init__(self, trained: LoadedModel, data: DataConfig, rows: int | Auto = AUTO) -> None:
+        self.trained = trained
+        self.encoder = TextEncoder(trained.tokenizer, data.prepare_text)
+        self.longest = data.max_seq_len
+        self.rows = rows
+        self.beside_bytes = 0  # Of the budget, for others than this.
 
     def in_batches(self, lengths: Sequence[int], work: Callable[[list[int]], Iterable[Result]]) -> list[Result]:
         """What `work` makes of rows, by their numbers, the longest first.
@@ -66,27 +73,136 @@ class TextReader:
         order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
         results = dict[int, Result]()
         while order:
-            count = self._at_once(lengths[order[0]], len(order))
-            numbers, order = order[:count], order[count:]
+            longest = -(-lengths[order[0]] // ROUNDED) * ROUNDED
+            requested = AUTO if self.rows == AUTO else min(int(self.rows), len(order))
+            usual = min(len(order), max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
+            sides = (longest, self.target_tokens(longest))
+            limit = self.trained.budget.limit()
+            count = rows_to_measure(self.model_held(longest), limit, requested, usual, sides, self.rows_flag)
+            numbers = order[:count]
+            order = order[count:]
             results.update(zip(numbers, work(numbers), strict=True))
         return [results[row] for row in range(len(lengths))]
 
     def predict(self, longest: int) -> dict[str, int]:
         """What one text of so many tokens takes at its highest: component -> bytes."""
-        return self._held(longest).measuring(1, longest, self._target_tokens(longest))
+        return self.model_held(longest).measuring(1, longest, self.target_tokens(longest))
 
-    def _at_once(self, longest: int, left: int) -> int:
-        """How many of the texts that are left fit, of which this is the longest."""
-        longest = -(-longest // ROUNDED) * ROUNDED
-        asked = AUTO if self.rows is None else min(self.rows, left)
-        usual = min(left, max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
-        sides = longest, self._target_tokens(longest)
-        return rows_to_measure(self._held(longest), self.trained.budget.limit(), asked, usual, sides, self.rows_flag)
-
-    def _target_tokens(self, longest: int) -> int:
+    def target_tokens(self, longest: int) -> int:
         """Tokens that a decoder reads of a text of so many."""
         return 0
 
-    def _held(self, longest: int) -> HeldModel:
-        held = self.trained.held
-        return replace(held, base_bytes=held.base_bytes + self.beside_bytes)
+    def model_held(self, longest: int) -> HeldModel:
+        """The model beside what else stands in memory while a text of so many tokens is read."""
+        model = self.trained.held
+        return replace(model, base_bytes=model.base_bytes + self.beside_bytes)
+
+
+class Embedder(TextReader):
+    """Vectors of texts.
+
+    Args:
+        vectors: token gives one vector for each token, mean one for each text.
+    """
+
+    def __init__(self, trained: LoadedModel, data: DataConfig, rows: int | Auto = AUTO, vectors: str = "mean") -> None:
+        super().__init__(trained, data, rows)
+        self.per_token = vectors == "token"
+        self.width = trained.held.shape.d_model
+
+    def embed(self, texts: Iterable[str]) -> list[Vectors]:
+        """The vectors of texts, in their order; end of text and prefixes have none.
+
+        Raises:
+            DoesNotFit: the budget does not hold a text.
+        """
+        return self.vectors([self.tokens(text, self.longest) for text in texts])
+
+    def warn_of_unknown_tokens(self, texts: Sequence[str]) -> None:
+        """Warn where the tokenizer does not know much of texts."""
+        unk_id = self.trained.tokenizer.unk_id
+        tokens = [token for text in texts for token in self.tokens(text, self.longest)[0].tolist()]
+        warning = unknown_warning(tokens.count(unk_id), len(tokens))
+        if warning:
+            Progress(1, stream=sys.stderr).warn(warning)
+
+    def tokens(self, text: str, longest: int) -> Tokens:
+        """Ids of a text with end of text, at most `longest`, and which of them are its own: those of a protein's
+        letters, else all but the last.
+        """
+        if self.encoder.prepare == "none":
+            ids = self.encoder.beginning(text, longest - 1)
+            own: slice | NDArray[np.int64] = slice(0, max(1, len(ids)))
+        else:
+            ids, token_indices = self.encoder.with_places(text)
+            ids = ids[: longest - 1]
+            own = token_indices[(token_indices >= 0) & (token_indices < len(ids))]
+        return np.append(ids, self.trained.tokenizer.eos_id).astype(np.int32), own
+
+    def vectors(self, rows: Sequence[Tokens]) -> list[Vectors]:
+        """The vectors of rows of ids, in their order; see `tokens`."""
+        blockwise = self.trained.blockwise
+        shape = blockwise.model.config
+        unlabelled = np.zeros(1, np.int64)
+
+        def vectors(numbers: list[int]) -> Iterator[Vectors]:
+            texts = [LabelledRow(rows[number][0].astype(np.int64), unlabelled, 0) for number in numbers]
+            batch = collate_labels(texts, shape.pad_token_id)
+            (output,) = blockwise.encode([to_micro_batch(batch, shape, self.trained.device.torch_device)])
+            hidden = output.split([len(rows[number][0]) for number in numbers])
+            for number, states in zip(numbers, hidden, strict=True):
+                own = rows[number][1]
+                states = states[own if isinstance(own, slice) else torch.from_numpy(own).to(states.device)].float()
+                yield (states if self.per_token else states.mean(0)).cpu().numpy()
+
+        return self.in_batches([len(ids) for ids, _ in rows], vectors)
+
+    def model_held(self, longest: int) -> HeldModel:
+        """Where each token has a vector, those of a part wait until it is written."""
+        model = super().model_held(longest)
+        if not self.per_token or self.trained.budget.is_on_device:
+            return model
+        return replace(model, base_bytes=model.base_bytes + VECTOR_COPIES * (PART_BYTES + 4 * self.width * longest))
+
+
+class Labeller(TextReader):
+    """Labels of texts: what a model with a head over labels says of each."""
+
+    rows_flag: ClassVar[str] = "generate_batch_size"
+
+    def __init__(self, trained: LoadedModel, data: DataConfig, rows: int | Auto = AUTO) -> None:
+        super().__init__(trained, data, rows)
+        self.task = cast(LabelOutputs, task_for(AUTO, trained.held.shape.head))
+        self.column = self.task.column(trained.held.shape.label_names)  # The first column of an answer.
+
+    def encode(self, text: str, longest: int, words: int | None = None) -> EncodedText:
+        """At most so many token ids of a text, and where its words or letters are.
+
+        Args:
+            words: how many words the text was joined of; None: it is a text.
+        """
+        return self.task.encode(text, self.encoder, longest, words)
+
+    def answers(self, texts: Sequence[EncodedText]) -> list[LabelAnswer]:
+        """What the model says of encoded texts, in their order.
+
+        Raises:
+            DoesNotFit: the budget does not hold a text.
+        """
+        blockwise = self.trained.blockwise
+        shape = blockwise.model.config
+
+        def labels(numbers: list[int]) -> Iterator[LabelAnswer]:
+            batch = self.task.unlabelled_batch([texts[number] for number in numbers], shape)
+            (logits,) = blockwise.predict([to_micro_batch(batch, shape, self.trained.device.torch_device)])
+            outputs = logits.float().cpu().numpy()
+            begin = 0
+            for number in numbers:
+                end = begin + self.task.labels_of(len(texts[number].ids))
+                yield self.task.answer(texts[number], outputs[begin:end], shape.label_names)
+                begin = end
+
+        return self.in_batches([len(text.ids) for text in texts], labels)
+
+    def target_tokens(self, longest: int) -> int:
+        return longest * (self.trained.held.shape.num_decoder_layers > 0)

@@ -44,8 +44,9 @@ def tokenizer(config: Config) -> None:
     Memory:
         that of `data.prepare.looking.tokenizer_limits`.
     """
-    given = config.data.tokenizer_dir
-    folder = Path(config.run.output_dir) / "tokenizer" if given == AUTO else Path(given)
+    folder = Path(config.data.tokenizer_dir)
+    if config.data.tokenizer_dir == AUTO:
+        folder = Path(config.run.output_dir) / "tokenizer"
     if (folder / TOKENIZER_FILE).exists() and not config.run.overwrite:
         raise UserError(
             say(
@@ -65,7 +66,7 @@ def tokenizer(config: Config) -> None:
         show = Progress(1)
         kind = look(config, tokenizer_type_of, config.data, config.tokenizer.tokenizer_type, data)
         show.note(say("training a {kind} tokenizer, to be written to {folder}", kind=kind, folder=folder))
-        with writing("cache_dir", config.data.cache_dir):  # where the sample lies that is too large for memory
+        with writing("cache_dir", config.data.cache_dir):  # A sample that is too large for memory lies there.
             make_folder(Path(config.data.cache_dir))
         limits = tokenizer_limits(config.memory.memory_budget)
         trained = look(config, train_data_tokenizer, config.data, kind, config.model.vocab_size, data, limits)
@@ -77,7 +78,7 @@ def tokenizer(config: Config) -> None:
                 if config.data.extra_tokens is not None:
                     trained.save_extended(read_extra_tokens(config.data.extra_tokens), partial)
                     trained = Tokenizer.load(partial)
-                (folder / TOKENIZER_FILE).unlink(missing_ok=True)  # else a kill would leave a mixture that looks whole
+                (folder / TOKENIZER_FILE).unlink(missing_ok=True)  # A kill must not leave a mixture that looks whole.
                 for path in sorted(partial.iterdir(), key=lambda path: path.name == TOKENIZER_FILE):
                     rename(path, folder / path.name)
         finally:
@@ -91,9 +92,9 @@ def tokenizer(config: Config) -> None:
                 ),
             ),
         ]
-        asked = config.model.vocab_size
-        if trained.size < asked and kind not in ("byte", "letters"):
-            rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{asked:,}")))
+        vocab_size = config.model.vocab_size
+        if trained.size < vocab_size and kind not in ("byte", "letters"):
+            rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{vocab_size:,}")))
         rows += (
             (name, str(measured))
             for name, measured in look(config, tokenizer_quality, config.data, data, trained).items()

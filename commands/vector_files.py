@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from common.language import say
 from settings.errors import UserError
 
-ID, VECTOR, VECTORS, IDS = "id", "vector", "vectors", "ids"
+ID = "id"
+VECTOR = "vector"
+VECTORS = "vectors"
+IDS = "ids"
 Vectors = NDArray[np.float32]  # (D,) of a text, or (tokens, D)
 Row = tuple[str, Vectors]
 Write = Callable[[Path, Sequence[Path], int], None]
@@ -68,8 +71,8 @@ def _batches(parts: Iterable[Path]) -> Iterator[pa.RecordBatch]:
 
 def _rows(parts: Iterable[Path]) -> Iterator[Row]:
     for batch in _batches(parts):
+        is_per_token = batch.schema.names[1] == VECTORS
         for name, cell in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
-            is_per_token = batch.schema.names[1] == VECTORS
             numbers: Any = np.from_dlpack(cell.values.flatten() if is_per_token else cell.values)
             yield name, numbers.reshape(len(cell), -1) if is_per_token else numbers
 
@@ -126,17 +129,17 @@ def _named(parts: Sequence[Path], forbidden: str = "") -> Iterator[Row]:
         forbidden: letters that no name may have, which become an underscore.
     """
     allowed = str.maketrans(dict.fromkeys(forbidden, "_"))
-    unused = {name.translate(allowed) for name, _ in _rows(parts)}  # Of ids that no row has taken yet.
-    taken = set[str]()
+    unused = {name.translate(allowed) for name, _ in _rows(parts)}  # No row has taken these ids yet.
+    names = set[str]()
     numbers: dict[str, int] = {}
-    for original, vectors in _rows(parts):
-        plain = original.translate(allowed)
+    for row_id, vectors in _rows(parts):
+        plain = row_id.translate(allowed)
         name = plain
-        while name in taken or (name != plain and name in unused):
+        while name in names or (name != plain and name in unused):
             numbers[plain] = numbers.get(plain, 1) + 1
             name = f"{plain}#{numbers[plain]}"
         unused.discard(name)
-        taken.add(name)
+        names.add(name)
         yield name, vectors
 
 

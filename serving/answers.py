@@ -12,7 +12,9 @@ from data.tokenizers.pieces import Pieces
 from model.decoding.generation import is_cut
 from model.decoding.sampling import Row
 
-STOP, LENGTH = "stop", "length"  # why an answer ends, in OpenAI's words
+# Why an answer ends, in OpenAI's words:
+STOP = "stop"
+LENGTH = "length"
 
 
 class Refused(Exception):
@@ -24,7 +26,10 @@ class Refused(Exception):
 
     def __init__(self, status: int, text: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(text)
-        self.status, self.text, self.param, self.code = status, text, param, code
+        self.status = status
+        self.text = text
+        self.param = param
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -42,72 +47,81 @@ class Update:
 
 @dataclass(eq=False, kw_only=True)
 class Answer(Row):
-    """One answer; the engine's thread alone changes it, but for `is_left`.
+    """One answer; the engine's thread alone changes it, but for `is_abandoned`.
 
     Args:
         decode: turns token ids into text. send: takes what is new, in the engine's thread.
         stops: texts that end it, none of them empty. is_streamed: whether text is wanted before the end.
-        is_left: nobody waits for it any more.
+        is_abandoned: nobody waits for it any more.
     """
 
     decode: Callable[[Sequence[int]], str]
     send: Callable[[Update], None]
     stops: tuple[str, ...] = ()
     is_streamed: bool = False
-    is_left: bool = False
+    is_abandoned: bool = False
     is_done: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._pieces, self._stop_texts, self._held = Pieces(self.decode), StopTexts(self.stops), ""
+        self._pieces = Pieces(self.decode)
+        self._stop_texts = StopTexts(self.stops)
+        self._unsent = ""
 
     def take(self, token: int, eos: int) -> None:
         """Go on with the token that was chosen, or end."""
-        end, text = STOP, ""
+        text = ""
+        end = STOP
         if token != eos:
             self.tokens.append(token)
-            end, text = LENGTH if is_cut(self.tokens, self.settings) else "", self._pieces.push(token)
-        self._held += self._stop_texts.push(text + (self._pieces.rest() if end else ""))
+            text = self._pieces.push(token)
+            end = LENGTH if is_cut(self.tokens, self.settings) else ""
+        if end:
+            text += self._pieces.rest()
+        self._unsent += self._stop_texts.push(text)
         if self._stop_texts.is_reached:
             end = STOP
         if end:
-            self._held += self._stop_texts.rest()
+            self._unsent += self._stop_texts.rest()
             self.finish(end)
-        elif self._held and self.is_streamed:
-            self.send(Update(self._held))
-            self._held = ""
+        elif self._unsent and self.is_streamed:
+            self.send(Update(self._unsent))
+            self._unsent = ""
 
     def finish(self, end: str = "", problem: str = "") -> None:
         """End it, however, and send the last of it."""
         if not self.is_done:
             self.is_done = True
-            self.send(Update(self._held, end, problem))
+            self.send(Update(self._unsent, end, problem))
 
 
 class StopTexts:
     """Text up to the first of some stop texts."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops, self._kept = tuple(stops), ""
+        self._stops = stops
+        self._withheld = ""
         self.is_reached = False
 
     def push(self, text: str) -> str:
         """What of the text so far is certain to stand before any stop text, and is new."""
-        self._kept += text
-        places = [place for stop in self._stops if (place := self._kept.find(stop)) >= 0]
-        if places:
+        self._withheld += text
+        begins = [self._withheld.find(stop) for stop in self._stops if stop in self._withheld]
+        if begins:
             self.is_reached = True
-            return self.rest()[: min(places)]
-        certain = len(self._kept) - max((_overlap(self._kept, stop) for stop in self._stops), default=0)
-        given, self._kept = self._kept[:certain], self._kept[certain:]
-        return given
+            return self.rest()[: min(begins)]
+        certain = len(self._withheld) - max((_overlap(self._withheld, stop) for stop in self._stops), default=0)
+        new = self._withheld[:certain]
+        self._withheld = self._withheld[certain:]
+        return new
 
     def rest(self) -> str:
         """What was held back, when no more text comes."""
-        given, self._kept = self._kept, ""
-        return given
+        text = self._withheld
+        self._withheld = ""
+        return text
 
 
 def _overlap(text: str, stop: str) -> int:
     """Letters at the end of a text with which a stop text could begin."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+    return next((count for count in range(len(stop) - 1, 0, -1) if text.endswith(stop[:count])), 0)

@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -20,45 +20,44 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from commands.text_rows import in_parts
 from commands.vector_files import Vectors
 from common.language import join, say
-from common.web.bodies import ByteBudget, Reservation, announced_bytes, object_of, read_body
+from common.web.bodies import ByteBudget, announced_bytes, object_of, read_body
 from common.web.guard import Guard
 from serving.answers import Answer, Refused, Update
 from serving.asking import (
     OPEN_BYTES,
-    Asked,
-    AskedLabels,
-    AskedVectors,
-    PackedTokens,
+    AnswerRequest,
+    LabelRequest,
     Texts,
+    VectorRequest,
     read_chat,
     read_completion,
     read_embeddings,
     read_labels,
     read_question,
 )
-from serving.engine import Engine
+from serving.engine import AnswerEngine
 from serving.replies import END, ChatForm, Finished, Form, event, problem, refusal
-from serving.sending import Sending, held_by
+from serving.sending import Sending, reservation_of
 from settings.declared import GenerateConfig
 from settings.errors import UserError
-from tasks.label_outputs import EncodedText, LabelAnswer
 
 BODY_BYTES = 2**18
-READ_BYTES = 16 * BODY_BYTES  # that all bodies being read may hold
+READ_BYTES = 16 * BODY_BYTES  # All bodies that are being read may hold so much.
 PARSED = 40  # times its body that a JSON object takes at the most; one is parsed at a time
 READING_BYTES = 2 * READ_BYTES + PARSED * BODY_BYTES  # a body stands twice where its parts are put together
-PART_TOKENS = 4096  # of texts whose vectors are computed between two steps
+PART_TOKENS = 4096  # Vectors of so many tokens are computed between two steps.
 VECTORS_AT_ONCE = 16  # are sent before other requests have their turn
-LEFT = 499  # the client closed the request; nobody reads it
+CLIENT_LEFT = 499  # the client closed the request; nobody reads it
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 OPEN_PATHS = ("/health",)
 MOST_REPORTED = 50  # fields that are ignored; more are not listed
-AnyAsked = TypeVar("AnyAsked", Asked, AskedVectors, AskedLabels)
+AnyRequest = TypeVar("AnyRequest", AnswerRequest, VectorRequest, LabelRequest)
 Row = TypeVar("Row")
 Result = TypeVar("Result")
-Read = Callable[[dict[str, Any], Texts, GenerateConfig], AnyAsked]
+Read = Callable[[dict[str, Any], Texts, GenerateConfig], AnyRequest]
 
 
 @dataclass
@@ -92,16 +91,16 @@ class Api:
     """What the addresses share.
 
     Args:
-        name: of the model. made: when it was, seconds since 1970. other_names: by which requests may name it too.
+        name: of the model. created: when it was, seconds since 1970. other_names: by which requests may name it too.
         defaults: how tokens are chosen where a request says nothing; their number is the most.
         seconds: longest time of a request. seed: of requests that name none; None: each has another.
         memory: what requests may hold from when they are understood until their answers have left.
     """
 
-    engine: Engine
+    engine: AnswerEngine
     texts: Texts
     name: str
-    made: int
+    created: int
     memory: ByteBudget
     defaults: GenerateConfig = field(default_factory=GenerateConfig)
     seconds: float = 600.0
@@ -122,7 +121,8 @@ class Api:
                 flow.put(index, update)
 
         def hand_over() -> None:  # in the engine's thread
-            updates, self._unsent = self._unsent, []
+            updates = self._unsent
+            self._unsent = []
             if updates:
                 with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
                     loop.call_soon_threadsafe(deliver, updates)
@@ -132,7 +132,7 @@ class Api:
         yield
         await asyncio.to_thread(self.engine.stop)
 
-    async def asked(self, request: Request, read: Read[AnyAsked]) -> AnyAsked:
+    async def parse(self, request: Request, read: Read[AnyRequest]) -> AnyRequest:
         """What a request asks for; behind that nothing of its body is held.
 
         Args:
@@ -142,20 +142,20 @@ class Api:
         Memory: `READING_BYTES`, for all requests together.
         """
         with self.bodies.reserve(announced_bytes(request, BODY_BYTES)):
-            held = await read_body(request, BODY_BYTES)
+            content = await read_body(request, BODY_BYTES)
             async with self.parsing:
-                return await asyncio.to_thread(self._understood, held, read)
+                return await asyncio.to_thread(self._read, content, read)
 
-    def _understood(self, held: bytes, read: Read[AnyAsked]) -> AnyAsked:
-        body = object_of(held)
+    def _read(self, content: bytes, read: Read[AnyRequest]) -> AnyRequest:
+        body = object_of(content)
         self.check_name(body.get("model"))
-        asked = read(body, self.texts, self.defaults)
-        new = {name[:100] for name in asked.unknown} - self.unknown
+        parsed = read(body, self.texts, self.defaults)
+        new = {name[:100] for name in parsed.unknown} - self.unknown
         if new and len(self.unknown) < MOST_REPORTED:
             self.unknown |= new
-            told = "ignoring request fields that have no meaning here: {names}"
-            print(say(told, names=join(", ", sorted(new))), flush=True)
-        return asked
+            text = "ignoring request fields that have no meaning here: {names}"
+            print(say(text, names=join(", ", sorted(new))), flush=True)
+        return parsed
 
     def check_name(self, name: object) -> None:
         """Refuse a request for another model; one that names none is for this one.
@@ -168,19 +168,18 @@ class Api:
             raise Refused(404, text, "model", "model_not_found")
 
     async def computed(
-        self, rows: Sequence[Row], lengths: Sequence[int], work: Callable[[list[Row]], list[Result]]
+        self, rows: Sequence[Row], num_tokens: Callable[[Row], int], work: Callable[[list[Row]], list[Result]]
     ) -> list[Result]:
         """What the engine's thread makes of the texts of a request, in parts of about as many tokens as one prompt may
         have.
 
-        Args:
-            lengths: of the texts in tokens.
         Raises:
             Refused: there is no room for it, it takes too long, or too many wait.
         """
-        results, loop = list[Result](), asyncio.get_running_loop()
+        results = list[Result]()
+        loop = asyncio.get_running_loop()
         end = loop.time() + self.seconds
-        for part in _parts(rows, lengths, min(self.texts.longest, PART_TOKENS)):
+        for part in in_parts(rows, len(rows), min(self.texts.longest, PART_TOKENS), num_tokens):
             future = asyncio.wrap_future(self.engine.compute(partial(work, part)))
             try:
                 results += await asyncio.wait_for(future, max(0.0, end - loop.time()))
@@ -190,50 +189,32 @@ class Api:
                 raise Refused(400, "; ".join(error.problems), "input") from None
         return results
 
-    async def vectors(self, rows: Sequence[PackedTokens]) -> list[Vectors]:
-        """The vectors of the texts of a request; raises as `computed`."""
-        embedder = self.texts.embedder
-        assert embedder is not None
-
-        def vectors(part: list[PackedTokens]) -> list[Vectors]:
-            return embedder.vectors([(ids.tolist(), own) for ids, own in part])
-
-        return await self.computed(rows, [len(ids) for ids, _ in rows], vectors)
-
-    async def labels(self, texts: Sequence[EncodedText]) -> list[LabelAnswer]:
-        """The labels of the texts of a request; raises as `computed`."""
-        labeller = self.texts.labeller
-        assert labeller is not None
-        return await self.computed(texts, [len(text.ids) for text in texts], labeller.answers)
-
-    def begin(self, asked: Asked, held: Reservation) -> Flow:
+    def begin(self, request: Request, parsed: AnswerRequest) -> Flow:
         """Give a request to the engine.
 
-        Args:
-            held: of the request's memory.
         Raises:
             Refused, HTTPException: too many wait or hold memory, or the API is being ended.
         """
-        count = len(asked.prompts) * asked.count
+        count = len(parsed.prompts) * parsed.count
         most = self.engine.queue_limit + self.engine.capacity.rows
         if count > most:
-            param = "n" if asked.count > 1 else "prompt"
+            param = "n" if parsed.count > 1 else "prompt"
             raise Refused(400, f"{param}, asks for {count} answers at once; allowed here: {most} in one request", param)
         if self.engine.tree is not None:  # An answer of a list is never cut.
-            how = replace(asked.how, max_new_tokens=self.engine.tree.longest)
-            asked = replace(asked, how=how, stops=())
-        held.take(asked.held_bytes)
+            how = replace(parsed.how, max_new_tokens=self.engine.tree.longest)
+            parsed = replace(parsed, how=how, stops=())
+        reservation_of(request).take(parsed.held_bytes)
         default_seed = secrets.randbits(63) if self.seed is None else self.seed
-        seed = default_seed if asked.seed is None else asked.seed
+        seed = default_seed if parsed.seed is None else parsed.seed
         flow = Flow()
-        for index, (ids, number) in enumerate(product(asked.prompts, range(asked.count))):
+        for index, (ids, number) in enumerate(product(parsed.prompts, range(parsed.count))):
             answer = Answer(
                 ids,
-                asked.how,
+                parsed.how,
                 seed + number,
                 decode=self.texts.decode,
-                stops=asked.stops,
-                is_streamed=asked.is_streamed,
+                stops=parsed.stops,
+                is_streamed=parsed.is_streamed,
                 send=lambda update, index=index: self._unsent.append((flow, index, update)),  # type: ignore[misc]
             )
             flow.answers.append(answer)
@@ -275,7 +256,7 @@ class Api:
         return {
             "id": self.name,
             "object": "model",
-            "created": self.made,
+            "created": self.created,
             "owned_by": "frugalt5",
             "endpoints": self.endpoints,
         }
@@ -326,7 +307,7 @@ def _routes(api: Api) -> list[Route]:
             except HTTPException as error:
                 response = refusal(error.status_code, error.detail, headers=api.retry_headers(error.status_code))
             except ClientDisconnect:
-                response = Response(status_code=LEFT)
+                response = Response(status_code=CLIENT_LEFT)
             except asyncio.CancelledError:
                 # The server ends, and the time that open requests have is over.
                 response = refusal(503, "the server is being ended")
@@ -351,28 +332,29 @@ def _routes(api: Api) -> list[Route]:
     async def question(request: Request) -> Response:
         """The older projects' address: {"input_txt": ...} -> {"response": ...}."""
         api.check_endpoint("/v1/chat/completions")
-        asked = await api.asked(request, read_question)
-        (finished,) = await _whole(api, request, api.begin(asked, held_by(request)))
+        parsed = await api.parse(request, read_question)
+        (finished,) = await _whole(api, request, api.begin(request, parsed))
         return JSONResponse({"response": finished.text})
 
     async def embeddings(request: Request) -> Response:
-        asked = await api.asked(request, read_embeddings)
-        assert api.texts.embedder is not None
-        width = api.texts.embedder.width
-        fixed, size = replace(asked, rows=()).held_bytes(width), asked.held_bytes(width)
-        _reserve(api, len(asked.rows), fixed, size, held_by(request))
-        vectors = await api.vectors(asked.rows)
-        return StreamingResponse(_sent(api, vectors, asked.is_base64, asked.tokens), media_type="application/json")
+        parsed = await api.parse(request, read_embeddings)
+        embedder = api.texts.embedder
+        assert embedder is not None
+        fixed = replace(parsed, rows=()).held_bytes(embedder.width)
+        _reserve(api, request, len(parsed.rows), fixed, parsed.held_bytes(embedder.width))
+        vectors = await api.computed(parsed.rows, lambda row: len(row[0]), embedder.vectors)
+        return StreamingResponse(_sent(api, vectors, parsed.is_base64, parsed.tokens), media_type="application/json")
 
     async def labels(request: Request) -> Response:
         api.check_endpoint("/v1/classify")
-        asked = await api.asked(request, read_labels)
-        assert api.texts.labeller is not None
-        num_labels = api.texts.labeller.trained.held.shape.num_labels
-        _reserve(api, len(asked.texts), OPEN_BYTES, asked.held_bytes(num_labels), held_by(request))
-        answers = await api.labels(asked.texts)
+        parsed = await api.parse(request, read_labels)
+        labeller = api.texts.labeller
+        assert labeller is not None
+        num_labels = labeller.trained.held.shape.num_labels
+        _reserve(api, request, len(parsed.texts), OPEN_BYTES, parsed.held_bytes(num_labels))
+        answers = await api.computed(parsed.texts, lambda text: len(text.ids), labeller.answers)
         data = [{"index": index, **answer.columns} for index, answer in enumerate(answers)]
-        usage = {"prompt_tokens": asked.tokens, "total_tokens": asked.tokens}
+        usage = {"prompt_tokens": parsed.tokens, "total_tokens": parsed.tokens}
         return JSONResponse({"object": "list", "data": data, "model": api.name, "usage": usage})
 
     return [
@@ -388,19 +370,7 @@ def _routes(api: Api) -> list[Route]:
     ]
 
 
-def _parts(rows: Sequence[Row], lengths: Sequence[int], tokens: int) -> Iterator[list[Row]]:
-    """Consecutive rows of at most so many tokens together, or a single longer one."""
-    part, size = list[Row](), 0
-    for row, length in zip(rows, lengths, strict=True):
-        if part and size + length > tokens:
-            yield part
-            part, size = [], 0
-        part.append(row)
-        size += length
-    yield part
-
-
-def _reserve(api: Api, texts: int, fixed: int, size: int, held: Reservation) -> None:
+def _reserve(api: Api, request: Request, texts: int, fixed: int, size: int) -> None:
     """Take the memory of a request for vectors or labels.
 
     Args:
@@ -416,7 +386,7 @@ def _reserve(api: Api, texts: int, fixed: int, size: int, held: Reservation) -> 
             f"a time"
         )
         raise Refused(413, text, "input")
-    held.take(size)
+    reservation_of(request).take(size)
 
 
 async def _sent(api: Api, vectors: list[Vectors], is_base64: bool, tokens: int) -> AsyncIterator[bytes]:
@@ -429,18 +399,18 @@ async def _sent(api: Api, vectors: list[Vectors], is_base64: bool, tokens: int) 
         if index % VECTORS_AT_ONCE == 0:
             await asyncio.sleep(0)  # other requests go on
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    rest = json.dumps({"model": api.name, "usage": usage}, ensure_ascii=False, separators=(",", ":"))
-    yield f"],{rest[1:]}".encode()
+    tail = json.dumps({"model": api.name, "usage": usage}, ensure_ascii=False, separators=(",", ":"))
+    yield f"],{tail[1:]}".encode()
 
 
-async def _respond(api: Api, request: Request, read: Read[Asked], form: Form) -> Response:
+async def _respond(api: Api, request: Request, read: Read[AnswerRequest], form: Form) -> Response:
     api.check_endpoint(form.path)
-    asked = await api.asked(request, read)
-    flow = api.begin(asked, held_by(request))
-    if asked.is_streamed:
-        events = _events(api, flow, form, asked.tokens if asked.with_usage else None)
+    parsed = await api.parse(request, read)
+    flow = api.begin(request, parsed)
+    if parsed.is_streamed:
+        events = _events(api, flow, form, parsed.tokens if parsed.with_usage else None)
         return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
-    return JSONResponse(form.whole(await _whole(api, request, flow), asked.tokens))
+    return JSONResponse(form.whole(await _whole(api, request, flow), parsed.tokens))
 
 
 async def _updates(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Update], None]:
@@ -449,10 +419,13 @@ async def _updates(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Update], N
     Raises:
         Refused: one could not be written.
     """
-    loop, meters, left = asyncio.get_running_loop(), api.engine.meters, len(flow.answers)
-    began, is_first = loop.time(), flow.answers[0].is_streamed
+    loop = asyncio.get_running_loop()
+    meters = api.engine.meters
+    num_open = len(flow.answers)
+    began = loop.time()
+    is_first = flow.answers[0].is_streamed
     try:
-        while left:
+        while num_open:
             try:
                 index, update = await asyncio.wait_for(flow.get(), max(0.0, began + api.seconds - loop.time()))
             except asyncio.TimeoutError:
@@ -463,10 +436,10 @@ async def _updates(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Update], N
             if update.problem:
                 raise Refused(500 if api.engine.is_alive else 503, update.problem)
             yield index, update
-            left -= bool(update.end)
+            num_open -= bool(update.end)
     finally:
         for answer in flow.answers:
-            answer.is_left = True
+            answer.is_abandoned = True
         meters.request_seconds.add(loop.time() - began)
 
 
@@ -489,7 +462,8 @@ async def _whole(api: Api, request: Request, flow: Flow) -> list[Finished]:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    work, leaving = asyncio.ensure_future(collect()), asyncio.ensure_future(leave())
+    work = asyncio.ensure_future(collect())
+    leaving = asyncio.ensure_future(leave())
     try:
         await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
@@ -505,14 +479,14 @@ async def _events(api: Api, flow: Flow, form: Form, prompt_tokens: int | None) -
     """Server-sent events of a request. Where it fails midway, an event says so.
 
     Args:
-        prompt_tokens: counted at the end; None: not asked for.
+        prompt_tokens: counted at the end; None: not parsed for.
     """
-    begun: set[int] = set()
+    has_begun: set[int] = set()
     try:
         async with contextlib.aclosing(_updates(api, flow)) as updates:
             async for index, update in updates:
-                head = b"" if index in begun else form.head(index)
-                begun.add(index)
+                head = b"" if index in has_begun else form.head(index)
+                has_begun.add(index)
                 part = form.part(index, update.text) if update.text else b""
                 yield head + part + (form.tail(index, update.end) if update.end else b"")
     except Refused as failed:

@@ -17,11 +17,9 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from commands.chat import newest_turns
-from commands.embed import Embedder, Tokens
-from commands.labelling import Labeller
+from commands.text_reader import Embedder, Labeller, Tokens
 from common.units import KIB
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
@@ -29,19 +27,22 @@ from serving.answers import Refused
 from settings.declared import GenerateConfig
 from tasks.label_outputs import EncodedText
 
-PackedTokens = tuple[NDArray[np.int32], slice | NDArray[np.int64]]  # `Tokens` in an array
-
-MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS, MOST_INPUTS = 16, 200, 16, 16, 2048
+MOST_STOPS = 16
+LONGEST_STOP = 200  # characters
+MOST_CHOICES = 16
+MOST_PROMPTS = 16
+MOST_INPUTS = 2048
 STOPS_ALLOWED = f"a text, or up to {MOST_STOPS}, of up to {LONGEST_STOP} characters"
 # What a request holds until it is answered, in bytes.
 OPEN_BYTES = 64 * KIB  # its connection, and a piece of its answer on the way
 PROMPT_TOKEN_BYTES = 40
-TOKEN_BYTES = 12  # of a text whose vector is computed
+TOKEN_BYTES = 12  # A token of a text whose vector is computed.
 ANSWER_BYTES = 2 * KIB  # without its tokens
 ANSWER_TOKEN_BYTES = 128  # of a token of an answer, its text in Python and in JSON
 ROW_BYTES = 512  # of a text and its vector, without their numbers
 LABEL_BYTES = 256  # of a label and its probability, in Python and in JSON
 NUMBER_BYTES = 128  # of a number of the vector that is being sent, in Python and in JSON
+UNCUT = 2**62  # tokens of a text that is refused, and not cut, where it is too long
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
 # Fields of an assistant's turn in place of its text, which is null then; a replayed turn of this kind is an empty one
@@ -51,7 +52,7 @@ WORDLESS = ("tool_calls", "function_call", "refusal")
 HOLDERS = ("extra_body", "chat_template_kwargs")
 # Fields for which -1 is how some clients leave them open.
 OPEN = ("max_tokens", "max_completion_tokens", "seed")
-TAKEN = (
+SUPPORTED = (
     *OPEN,
     *HOLDERS,
     *("messages", "prompt", "input", "input_txt", "history", "temperature", "top_p", "top_k", "repetition_penalty"),
@@ -127,7 +128,7 @@ NEUTRAL = {name: values for names, values in NEUTRAL_VALUES.items() for name in 
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerRequest:
     """One request.
 
     Args:
@@ -162,15 +163,15 @@ def request_bytes(prompt_tokens: int, answers: int, new_tokens: int) -> int:
 
 
 @dataclass(frozen=True)
-class AskedVectors:
+class VectorRequest:
     """One request for vectors.
 
     Args:
-        rows: as `Embedder.tokens` gives them, their ids packed. is_base64: whether numbers are sent so. unknown: fields
+        rows: as `Embedder.tokens` gives them. is_base64: whether numbers are sent so. unknown: fields
             that were ignored.
     """
 
-    rows: tuple[PackedTokens, ...]
+    rows: tuple[Tokens, ...]
     is_base64: bool
     unknown: tuple[str, ...]
 
@@ -188,7 +189,7 @@ class AskedVectors:
 
 
 @dataclass(frozen=True)
-class AskedLabels:
+class LabelRequest:
     """One request for labels.
 
     Args:
@@ -228,8 +229,11 @@ class Texts:
     ) -> None:
         self.embedder = embedder
         self.labeller = labeller
-        self._tokenizer, self._template, self.longest, self._system = tokenizer, template, longest, system
-        self._lock = threading.Lock()  # the library's encoder is changed between texts with and without special tokens
+        self._tokenizer = tokenizer
+        self._template = template
+        self.longest = longest
+        self._system = system
+        self._lock = threading.Lock()  # The library's encoder is changed between texts with and without special tokens.
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of an answer."""
@@ -272,12 +276,12 @@ class Texts:
         """
         assert self.embedder is not None
         if not isinstance(text, str):
-            ids = list(self.given(text, param))
+            ids = np.array(self.given(text, param), np.int32)
             return ids, slice(0, len(ids) - 1)
         self._check_text(text, param)
         with self._lock:
-            ids, own = replace(self.embedder, longest=2**62).tokens(text)
-        self._ended(ids[:-1], param)
+            ids, own = self.embedder.tokens(text, UNCUT)
+        self._check_length(len(ids), param)
         return ids, own
 
     def labelled(self, text: str, param: str) -> EncodedText:
@@ -289,21 +293,24 @@ class Texts:
         assert self.labeller is not None
         self._check_text(text, param)
         with self._lock:
-            encoded = replace(self.labeller, longest=2**62).encode(text)
-        self._ended(encoded.ids[:-1], param)
+            encoded = self.labeller.encode(text, UNCUT)
+        self._check_length(len(encoded.ids), param)
         return encoded
 
     def given(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         """Token ids that a request brings; the end token is added where it is missing."""
-        eos, size = self._tokenizer.eos_id, self._tokenizer.size
-        if any(not 0 <= number < size for number in ids):
+        size = self._tokenizer.size
+        if min(ids) < 0 or max(ids) >= size:
             raise Refused(400, f"{param}: token ids are 0 to {size - 1}", param)
-        return self._ended(list(ids[:-1] if ids[-1] == eos else ids), param)
+        return self._ended(list(ids[:-1] if ids[-1] == self._tokenizer.eos_id else ids), param)
 
     def _ended(self, ids: list[int], param: str) -> tuple[int, ...]:
-        if len(ids) >= self.longest:
-            raise self._too_long(f"has {len(ids) + 1:,} tokens with the end token", param)
+        self._check_length(len(ids) + 1, param)
         return (*ids, self._tokenizer.eos_id)
+
+    def _check_length(self, tokens: int, param: str) -> None:
+        if tokens > self.longest:
+            raise self._too_long(f"has {tokens:,} tokens with the end token", param)
 
     def _check_text(self, text: str, param: str) -> None:
         if not text.strip():
@@ -320,7 +327,7 @@ class Texts:
 
 
 class Fields:
-    """A body whose fields are taken one by one; what is left in the end is ignored or refused."""
+    """A body whose fields are taken one by one; what nobody has taken in the end is ignored or refused."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         fields = dict(body)
@@ -328,9 +335,8 @@ class Fields:
             if isinstance(body.get(holder), dict):
                 del fields[holder]
                 fields |= body[holder]
-        self._left = {
-            name: value for name, value in fields.items() if value is not None and (name not in OPEN or value != -1)
-        }
+        empty: dict[str, tuple[Any, ...]] = dict.fromkeys(OPEN, (None, -1))
+        self._fields = {name: value for name, value in fields.items() if value not in empty.get(name, (None,))}
 
     def take(
         self,
@@ -347,7 +353,7 @@ class Fields:
         Raises:
             Refused: the value is not right.
         """
-        value = self._left.pop(name, None)
+        value = self._fields.pop(name, None)
         if value is None:
             return default
         if not is_right(value):
@@ -400,16 +406,16 @@ class Fields:
         Raises:
             Refused: of a field that is known, or nearly so.
         """
-        left = self._left
+        fields = self._fields
         for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
-            if left.get(choice) == "none":
-                left.pop(tools, None)
-        unknown = [name for name in left if name not in IGNORED and left[name] not in NEUTRAL.get(name, ())]
+            if fields.get(choice) == "none":
+                fields.pop(tools, None)
+        unknown = [name for name in fields if name not in IGNORED and fields[name] not in NEUTRAL.get(name, ())]
         for name in unknown:
-            if name in NEUTRAL or name in TAKEN:
-                text = f"{name} = {str(left[name])[:100]!r}, is not supported here; omit it"
+            if name in NEUTRAL or name in SUPPORTED:
+                text = f"{name} = {str(fields[name])[:100]!r}, is not supported here; omit it"
                 raise Refused(400, text, name, "unsupported_parameter")
-            near = get_close_matches(name, TAKEN, 1, 0.8)
+            near = get_close_matches(name, SUPPORTED, 1, 0.8)
             if near:
                 text = f"{name[:100]}, is not a field of this request; is {near[0]} meant?"
                 raise Refused(400, text, name[:100], "unsupported_parameter")
@@ -429,7 +435,7 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and {type(number) for number in value} == {int}
 
 
-def read_chat(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:
+def read_chat(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> AnswerRequest:
     """A body of /v1/chat/completions.
 
     Raises:
@@ -441,8 +447,8 @@ def read_chat(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> A
     if not turns or turns[-1][0] != USER:
         raise Refused(400, "messages, must end with the user's; it is to be answered", "messages")
     ignored = {f"messages[].{name}" for message in messages for name in WORDLESS if message.get(name)}
-    asked = _settings(fields, defaults)
-    return replace(asked, prompts=(texts.conversation(turns),), unknown=(*asked.unknown, *sorted(ignored)))
+    parsed = _settings(fields, defaults)
+    return replace(parsed, prompts=(texts.conversation(turns),), unknown=(*parsed.unknown, *sorted(ignored)))
 
 
 def _turn(message: Any, param: str) -> Turn:
@@ -459,7 +465,7 @@ def _turn(message: Any, param: str) -> Turn:
     return ROLES[str(role)], "".join(parts)
 
 
-def read_completion(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:
+def read_completion(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> AnswerRequest:
     """A body of /v1/completions.
 
     Raises:
@@ -467,11 +473,11 @@ def read_completion(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     """
     fields = Fields(body)
     prompts = fields.prompts("prompt", MOST_PROMPTS)
-    asked = _settings(fields, defaults)
-    return replace(asked, prompts=tuple(texts.plain(prompt, "prompt") for prompt in prompts))
+    parsed = _settings(fields, defaults)
+    return replace(parsed, prompts=tuple(texts.plain(prompt, "prompt") for prompt in prompts))
 
 
-def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> AskedVectors:
+def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> VectorRequest:
     """A body of /v1/embeddings.
 
     Raises:
@@ -484,11 +490,10 @@ def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     form = fields.take("encoding_format", "float", "float or base64", lambda x: x in ("float", "base64"))
     fields.whole("dimensions", width, width, width)
     unknown = fields.end()
-    rows = (texts.embedded(prompt, "input") for prompt in prompts)
-    return AskedVectors(tuple((np.array(ids, np.int32), own) for ids, own in rows), form == "base64", unknown)
+    return VectorRequest(tuple(texts.embedded(prompt, "input") for prompt in prompts), form == "base64", unknown)
 
 
-def read_labels(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> AskedLabels:
+def read_labels(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> LabelRequest:
     """A body of /v1/classify.
 
     Raises:
@@ -497,10 +502,10 @@ def read_labels(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) ->
     fields = Fields(body)
     rows = fields.texts("input", f"a text, or a list of up to {MOST_INPUTS} texts", MOST_INPUTS) or [""]
     unknown = fields.end()
-    return AskedLabels(tuple(texts.labelled(row, "input") for row in rows), unknown)
+    return LabelRequest(tuple(texts.labelled(row, "input") for row in rows), unknown)
 
 
-def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:
+def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> AnswerRequest:
     """A body of /api/chat: `input_txt`, and where wanted `history`, a list of [question, answer].
 
     Raises:
@@ -513,14 +518,14 @@ def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) 
     history = fields.take("history", [], "a list of [question, answer]", _is_history)
     unknown = fields.end()
     turns = [turn for pair in history for turn in zip((USER, ASSISTANT), pair, strict=True)]
-    return Asked((texts.conversation([*turns, (USER, question)], "input_txt"),), defaults, unknown=unknown)
+    return AnswerRequest((texts.conversation([*turns, (USER, question)], "input_txt"),), defaults, unknown=unknown)
 
 
 def _is_history(value: Any) -> bool:
     return isinstance(value, list) and all([type(text) for text in _listed(pair)] == [str, str] for pair in value)
 
 
-def _settings(fields: Fields, defaults: GenerateConfig) -> Asked:
+def _settings(fields: Fields, defaults: GenerateConfig) -> AnswerRequest:
     # Longer answers than the model writes here end with finish_reason "length".
     longest = fields.whole("max_tokens", defaults.max_new_tokens, 1, 2**63)
     longest = fields.whole("max_completion_tokens", longest, 1, 2**63)
@@ -534,7 +539,7 @@ def _settings(fields: Fields, defaults: GenerateConfig) -> Asked:
         no_repeat_ngram_size=fields.whole("no_repeat_ngram_size", defaults.no_repeat_ngram_size, 0, 65536),
     )
     options = fields.take("stream_options", {}, "a table", lambda x: isinstance(x, dict))
-    return Asked(
+    return AnswerRequest(
         (),
         how,
         count=fields.whole("n", 1, 1, MOST_CHOICES),

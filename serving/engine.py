@@ -51,7 +51,7 @@ class Capacity:
     parts: dict[str, int]
 
 
-class Engine:
+class AnswerEngine:
     """The running batch and its queue.
 
     Args:
@@ -81,8 +81,10 @@ class Engine:
         self._computations: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
-        self._device, self._cleaner, self._rest_until = device, Cleaner(device), 0.0
-        self._quiet_at = 0  # steps
+        self._device = device
+        self._cleaner = Cleaner(device)
+        self._next_cleaning = 0.0  # on the clock of `time.monotonic`
+        self._steps_when_quiet = 0
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -182,18 +184,20 @@ class Engine:
                 )
             if is_there:
                 return not self._is_closed
-            if self.meters.steps != self._quiet_at:  # the first time since then that nothing is to be done
-                self._quiet_at = self.meters.steps
+            if (
+                self.meters.steps != self._steps_when_quiet
+            ):  # This is the first time since then that nothing is to be done.
+                self._steps_when_quiet = self.meters.steps
                 self._cleaner.before("quiet")
-            else:  # what was read and refused may have filled the memory without a step
+            else:  # Requests that were read and refused may have filled the memory without a step.
                 self._is_pressed()
 
     def _write(self, decoder: Decoder) -> None:
         """Let answers leave and join, then take a step with all."""
         for answer in [*self._running, *self._waiting]:
-            if answer.is_left:
+            if answer.is_abandoned:
                 answer.finish(problem="left")
-                self.meters.left += 1
+                self.meters.abandoned += 1
         self._drop_done(decoder)
         if self._waiting and self._has_room(decoder, self._waiting[0]):
             self._join_next(decoder)
@@ -232,15 +236,15 @@ class Engine:
         shape = decoder.model.config
         newest = [answer.tokens[-1] if answer.tokens else shape.start_token_id for answer in answers]
         try:
-            tree = self.tree
             choices = None
-            if tree is not None:
-                choices = tree.choices(np.array([answer.node for answer in answers]), shape.vocab_size)
+            if self.tree is not None:
+                choices = self.tree.choices(np.array([answer.node for answer in answers]), shape.vocab_size)
             logits = self._safely(lambda: decoder.step(newest, choices))
             for answer, token in zip(answers, next_tokens(answers, logits, shape, choices), strict=True):
                 answer.take(token, shape.eos_token_id)
-                for certain in [] if tree is None else tree.tail(answer.node):
-                    answer.take(certain, shape.eos_token_id)
+                if self.tree is not None:
+                    for certain in self.tree.tail(answer.node):
+                        answer.take(certain, shape.eos_token_id)
         except Exception as error:  # The API goes on without these.
             self._fail(answers, error)
         self.meters.step(len(answers), time.perf_counter() - began)
@@ -261,8 +265,8 @@ class Engine:
     def _fail(self, answers: Sequence[Answer], error: Exception) -> None:
         self.meters.failed += len(answers)
         problem = english(reason_of(error)) if isinstance(error, UserError) else f"unforeseen {type(error).__name__}"
-        told = "serve: an answer failed, {kind} ({reason})"
-        print(say(told, kind=type(error).__name__, reason=reason_of(error)), flush=True)
+        text = "serve: an answer failed, {kind} ({reason})"
+        print(say(text, kind=type(error).__name__, reason=reason_of(error)), flush=True)
         for answer in answers:
             answer.finish(problem=problem)
 
@@ -270,8 +274,8 @@ class Engine:
         """Whether more of the budget is used than planned; memory is cleaned then."""
         if self.monitor.pressure() <= PRESSURE:
             return False
-        if time.monotonic() >= self._rest_until:
+        if time.monotonic() >= self._next_cleaning:
             self._cleaner.under_pressure()
-            self._rest_until = time.monotonic() + REST_SECONDS
+            self._next_cleaning = time.monotonic() + REST_SECONDS
             self.monitor.sample()
         return self.monitor.pressure() > PRESSURE

@@ -44,7 +44,7 @@ class Meters:
     step_seconds: float = 0.0
     prompt_tokens: int = 0
     failed: int = 0
-    left: int = 0
+    abandoned: int = 0
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # address and code of the answer
     request_seconds: Histogram = field(default_factory=Histogram)
     first_seconds: Histogram = field(default_factory=Histogram)
@@ -68,10 +68,10 @@ class Meters:
             ("prompt_tokens_total", "tokens of prompts read", self.prompt_tokens),
             ("step_seconds_total", "time in steps", round(self.step_seconds, 6)),
             ("answers_failed_total", "answers that ended with an error of this server", self.failed),
-            ("answers_left_total", "answers that nobody waited for any more", self.left),
+            ("answers_left_total", "answers that nobody waited for any more", self.abandoned),
         )
-        for kind, told in (("counter", counters), ("gauge", gauges)):
-            for name, text, value in told:
+        for kind, values in (("counter", counters), ("gauge", gauges)):
+            for name, text, value in values:
                 lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}", f"{PREFIX}{name} {value}"]
         lines += [f"# HELP {PREFIX}requests_total requests", f"# TYPE {PREFIX}requests_total counter"]
         for (path, code), count in sorted(self.requests.items()):

@@ -8,7 +8,6 @@ connection that takes none.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from common.web.bodies import ByteBudget, Reservation
 
 PIECE_BYTES = 2**15
-HELD = "held_memory"  # key of the reservation in a request's scope
+RESERVATION = "held_memory"  # The key of the reservation in a request's scope.
 
 
 class Sending:
@@ -35,15 +34,14 @@ class Sending:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with self._memory.reserve(0) as held:
-            await self._app({**scope, HELD: held}, receive, partial(_send_in_pieces, send))
+        with self._memory.reserve(0) as reservation:
+            await self._app({**scope, RESERVATION: reservation}, receive, partial(_send_in_pieces, send))
 
 
-def held_by(request: Request) -> Reservation:
-    """What a request holds."""
-    held: Any = request.scope[HELD]
-    assert isinstance(held, Reservation)
-    return held
+def reservation_of(request: Request) -> Reservation:
+    """The memory that a request holds."""
+    reservation: Reservation = request.scope[RESERVATION]
+    return reservation
 
 
 async def _send_in_pieces(send: Send, message: Message) -> None:

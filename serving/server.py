@@ -7,26 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from commands.answering import check_one_process, find_answering
-from commands.embed import Embedder
-from commands.labelling import Labeller
-from commands.text_reader import ROUNDED, text_settings
+from commands.answering import find_answering
+from commands.generate import LEAST_TEXT
+from commands.text_reader import ROUNDED, Embedder, Labeller
 from common.language import join, say
 from common.units import KIB, format_size
 from common.web.bodies import ByteBudget
 from common.web.listening import Server, address_of, listen, own_names, server_of, token_of
-from data.prepare.encode import TextEncoder
 from devices.sizes import ANSWERED_TOGETHER, few_places
 from memory.answers import AnswerBatch, HeldModel, largest
 from memory.monitor import watched
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
-from serving.engine import MOST_WAITING, Capacity, Engine
+from serving.engine import MOST_WAITING, AnswerEngine, Capacity
 from settings.declared import Config, DataConfig, GenerateConfig
 from settings.fields import AUTO, Auto, listed
 from settings.tasks import MODEL_HEADS
 from training.evaluation.answers import decoder_of
-from training.loaded_model import LoadedModel, load_model
+from training.loaded_model import LoadedModel
 
 PORT = 8400
 REQUEST_BYTES = 128 * KIB  # of an accepted request: its text, tokens and connection
@@ -40,16 +38,13 @@ def serve(config: Config) -> None:
         UserError: the model is not usable, or the address cannot be listened at. DoesNotFit: the budget does not hold
             one answer.
     """
-    check_one_process("serve")
     board = config.board
     token = token_of(board.token, board.host, "use this model")
-    config, model, tree = find_answering(config, "serve", searches=False)
-    least = None
-    if not MODEL_HEADS[model.shape.head].writes_text:
-        config = config.with_saved(text_settings(model))
-        least = AnswerBatch(1, 1, 1)
+    answering = find_answering(config, "serve")
+    config = answering.config
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
-        trained = load_model(config, model, least, tree)
+        writes_text = MODEL_HEADS[answering.model.shape.head].writes_text
+        trained = answering.load(None if writes_text else LEAST_TEXT)
         api = api_of(
             trained,
             config.data,
@@ -106,8 +101,7 @@ def api_of(
         DoesNotFit: the budget does not hold one answer of the longest.
     """
     shape = trained.held.shape
-    encoder = TextEncoder(trained.tokenizer, data.prepare_text)
-    embedder = Embedder(trained, encoder, data.max_seq_len)
+    embedder = Embedder(trained, data)
     limit = trained.budget.limit()
     if MODEL_HEADS[shape.head].writes_text:
         decoder = decoder_of(trained.blockwise)
@@ -124,11 +118,12 @@ def api_of(
     if not trained.budget.is_on_device:
         request_memory += max(0, spare)
     if decoder is None:
-        embedder = replace(embedder, beside_bytes=READING_BYTES + request_memory)
+        embedder.beside_bytes = READING_BYTES + request_memory
     labeller = None
     if shape.num_labels:
-        labeller = replace(Labeller.of(trained, data, rows), beside_bytes=embedder.beside_bytes)
-    engine = Engine(decoder, capacity, trained.monitor, trained.device, trained.tree)
+        labeller = Labeller(trained, data, rows)
+        labeller.beside_bytes = embedder.beside_bytes
+    engine = AnswerEngine(decoder, capacity, trained.monitor, trained.device, trained.tree)
     texts = Texts(trained.tokenizer, trained.template, data.max_seq_len, system_prompt, embedder, labeller)
     folder = trained.folder.resolve()
     return Api(
@@ -143,7 +138,7 @@ def api_of(
     )
 
 
-def capacity_of(held: HeldModel, longest: AnswerBatch, budget_bytes: int, reserved_bytes: int) -> Capacity | None:
+def capacity_of(model: HeldModel, longest: AnswerBatch, budget_bytes: int, reserved_bytes: int) -> Capacity | None:
     """How many rows, and tokens of them, a budget holds; None where not even one of the longest fits.
 
     Args:
@@ -154,7 +149,7 @@ def capacity_of(held: HeldModel, longest: AnswerBatch, budget_bytes: int, reserv
 
     def parts(rows: int, tokens: int) -> dict[str, int]:
         # Prompts are read one by one, between two steps.
-        answering = held.answering(replace(longest, rows=rows), rows_read=1, cached_tokens=tokens)
+        answering = model.answering(replace(longest, rows=rows), rows_read=1, cached_tokens=tokens)
         return {**answering, "requests": reserved_bytes + REQUEST_BYTES * rows}
 
     def fits(rows: int, tokens: int) -> bool:
@@ -192,15 +187,16 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
     ]
     key: list[str] = [say("key: {key}", key=token)] if token else []
     if api.engine.decoder is None:
-        told = "vectors of {width} numbers, of texts of at most {longest} tokens"
+        text = "vectors of {width} numbers, of texts of at most {longest} tokens"
         width = f"{trained.blockwise.model.config.d_model:,}"
-        lines.append(say(told, width=width, longest=f"{api.texts.longest:,}"))
+        lines.append(say(text, width=width, longest=f"{api.texts.longest:,}"))
         if api.texts.labeller is not None:
             names = trained.held.shape.label_names
             lines.append(say("labels of texts ({labels}) at POST /v1/classify", labels=listed(names) or say("number")))
         return [*lines, *key]
     capacity = api.engine.capacity
-    longest, new = api.texts.longest, api.defaults.max_new_tokens
+    longest = api.texts.longest
+    new = api.defaults.max_new_tokens
     parts = join(", ", [join(" ", [say(name), format_size(size)]) for name, size in capacity.parts.items() if size])
     lines += [
         say(

@@ -59,7 +59,7 @@ def test_how_it_ended_is_told_where_nobody_listens(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The settings that a command would have run with."""
     configs: list[Config] = []
     monkeypatch.setattr(train_low_mem, "_run", lambda name, config: configs.append(config))
@@ -76,32 +76,32 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         (["--max_steps=5", "--is-finetune", "1"], True),
     ],
 )
-def test_ways_to_write_a_flag(seen: list[Config], flags: list[str], is_finetune: bool) -> None:
+def test_ways_to_write_a_flag(runs: list[Config], flags: list[str], is_finetune: bool) -> None:
     assert train_low_mem.main(["train", *flags]) == 0
-    assert seen[0].train.max_steps == 5 and seen[0].train.is_finetune is is_finetune
-    assert seen[0].data.train_file == ("a=b c,*.jsonl" if "-max_steps=9" in flags else None)
+    assert runs[0].train.max_steps == 5 and runs[0].train.is_finetune is is_finetune
+    assert runs[0].data.train_file == ("a=b c,*.jsonl" if "-max_steps=9" in flags else None)
 
 
 def test_of_a_flag_typed_twice_the_last_counts_and_text_stays_text(
-    seen: list[Config], capsys: pytest.CaptureFixture[str]
+    runs: list[Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--max_steps=5", "--seed=1", "--max-steps", "7", "--seed=1", "--run_name=1e5", "--text_column=[1,2]"]
     assert train_low_mem.main(["train", *words]) == 0
-    assert (seen[0].train.max_steps, seen[0].run.run_name, seen[0].data.text_column) == (7, "1e5", "[1,2]")
+    assert (runs[0].train.max_steps, runs[0].run.run_name, runs[0].data.text_column) == (7, "1e5", "[1,2]")
     assert "--max_steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["help"], ["trian", "--help"]])
 def test_general_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert train_low_mem.main(arguments) == 0
-    told = capsys.readouterr()
-    assert told.err == "" and all(f"\n  {command} " in told.out for command in COMMANDS)
+    output = capsys.readouterr()
+    assert output.err == "" and all(f"\n  {command} " in output.out for command in COMMANDS)
 
 
 @pytest.mark.parametrize("arguments", [["train", "--max_steps=3", "-h"], ["train", "--", "--help"], ["help", "train"]])
-def test_help_runs_nothing(seen: list[Config], capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_help_runs_nothing(runs: list[Config], capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert train_low_mem.main(arguments) == 0
-    assert capsys.readouterr().out.startswith("train: ") and not seen
+    assert capsys.readouterr().out.startswith("train: ") and not runs
 
 
 def test_full_help_lists_every_flag_and_short_help_what_matters() -> None:
@@ -136,14 +136,14 @@ def test_the_unforeseen_is_one_line_and_a_traceback_in_the_log(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("code", "exit_code", "told"),
+    ("code", "exit_code", "words"),
     [
         ("raise KeyboardInterrupt('saved in x')", 130, "saved in x"),
         ("from config import DoesNotFit; raise DoesNotFit('needs 5 GiB', 'try --memory_mode=ultra')", 3, "needs 5 GiB"),
     ],
 )
-def test_exit_codes(tmp_path: Path, code: str, exit_code: int, told: str) -> None:
+def test_exit_codes(tmp_path: Path, code: str, exit_code: int, words: str) -> None:
     result = run(tmp_path, fakes(tmp_path / "fake", code), "train", "--log_dir=logs")
     assert result.returncode == exit_code
-    assert told in result.stderr and "Traceback" not in result.stderr
+    assert words in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "logs").exists()

@@ -1,3 +1,3 @@
-"""What `doctor` reports: `inventory` has the machine's facts, `model_memory` what steps of a model take, `advice` what
-follows from both. Of the program only `commands.doctor` imports from here.
+"""What `doctor` reports: `inventory` has the facts of the machine, `advice` what follows from them and from plans. Of
+the program only `commands.doctor` imports from here.
 """

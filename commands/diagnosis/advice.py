@@ -12,11 +12,11 @@ from common.units import GIB, format_size
 
 BUSY_LOAD = 1.5  # runnable processes for each core, from which speeds mean little
 LARGE_SHARE = 0.1  # of the RAM, which another program uses
-DEVICE_SHARE = 0.2  # of a GPU's memory; its driver and our own context take some of it
+DEVICE_SHARE = 0.2  # The driver of a GPU and our own context take some of its memory.
 SLOW_DISK_RATE = 100e6  # bytes a second
 SWAP_BYTES = GIB // 4
 DISK_BYTES = 5 * GIB
-TOLERANCE = 0.05  # of a predicted peak
+TOLERANCE = 0.05  # A predicted peak may be so much too low.
 
 
 def advice_for(report: dict[str, Any]) -> list[str]:
@@ -26,19 +26,18 @@ def advice_for(report: dict[str, Any]) -> list[str]:
         report: as `commands.doctor` makes it.
     """
     machine = report["machine"]
-    advice = [
+    problems = [say("torch cannot be used: {problem}", problem=report["problem"])] if report["problem"] else []
+    return [
+        *problems,
         *advice_on_memory(machine["memory"], machine["others"]),
         *advice_on_cores(machine["system"], report["torch"]),
+        *advice_on_devices(report["devices"], report["torch"]),
+        *advice_on_surroundings(machine),
+        *(advice_on_model(report["model"]["planned"], report["model"]["measured"]) if report["model"] else ()),
     ]
-    advice += [*advice_on_devices(report["devices"], report["torch"]), *advice_on_surroundings(machine)]
-    if report["problem"]:
-        advice.insert(0, say("torch cannot be used: {problem}", problem=report["problem"]))
-    if report["model"]:
-        advice.extend(advice_on_model(report["model"]["planned"], report["model"]["measured"]))
-    return advice
 
 
-def advice_on_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[str]:
+def advice_on_memory(memory: dict[str, Any], processes: list[dict[str, Any]]) -> Iterator[str]:
     if memory["binding"] != "available RAM":
         yield say(
             "{limit} limits this process more than the RAM does: {size} remain for a run, and exceeding it kills the "
@@ -56,13 +55,13 @@ def advice_on_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> It
             "other programs",
             size=format_size(memory["swap_used_bytes"]),
         )
-    for other in others:
-        if other["bytes"] > LARGE_SHARE * memory["total_bytes"]:
+    for process in processes:
+        if process["bytes"] > LARGE_SHARE * memory["total_bytes"]:
             yield say(
                 "{name} (process {number}) uses {size}: end it to give a run that much more",
-                name=other["name"],
-                number=other["pid"],
-                size=format_size(other["bytes"]),
+                name=process["name"],
+                number=process["pid"],
+                size=format_size(process["bytes"]),
             )
 
 

@@ -99,23 +99,21 @@ def memory_facts(root: Path = ROOT) -> dict[str, Any]:
 
 def large_processes() -> list[dict[str, Any]]:
     """Other programs that hold much memory, the largest first: pid, name, resident bytes."""
-    facts = [process.info for process in psutil.process_iter(["pid", "name", "memory_info"])]
     own = (os.getpid(), os.getppid())
-    # There is no memory to read where the process belongs to another user.
-    others = [fact for fact in facts if fact["memory_info"] is not None and fact["pid"] not in own]
-    others.sort(key=lambda fact: -fact["memory_info"].rss)
-    return [
+    processes = [
         {"pid": fact["pid"], "name": fact["name"] or "?", "bytes": fact["memory_info"].rss}
-        for fact in others[:SHOWN_PROCESSES]
-        if fact["memory_info"].rss >= LARGE_PROCESS_BYTES
+        for fact in (process.info for process in psutil.process_iter(["pid", "name", "memory_info"]))
+        # There is no memory to read where the process belongs to another user.
+        if fact["memory_info"] and fact["pid"] not in own and fact["memory_info"].rss >= LARGE_PROCESS_BYTES
     ]
+    return sorted(processes, key=lambda process: -process["bytes"])[:SHOWN_PROCESSES]
 
 
 def malloc_facts() -> dict[str, Any]:
     """Which allocator serves tensors; freed memory returns to the system only from glibc's."""
     preloaded = re.search(r"jemalloc|tcmalloc|mimalloc", os.environ.get("LD_PRELOAD", ""))
-    if preloaded:
-        return {"library": preloaded.group(0), "is_glibc": False}
+    if preloaded is not None:
+        return {"library": preloaded[0], "is_glibc": False}
     library = " ".join(platform.libc_ver()).strip()
     return {"library": library or platform.system(), "is_glibc": library.startswith("glibc")}
 

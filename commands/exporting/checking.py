@@ -28,18 +28,19 @@ def check_onnx(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:
     if find_spec("onnxruntime") is None:
         return None
     runtime = needs("onnxruntime", "--format = onnx")
-    expected, (sources, steps) = probe_logits(model).numpy(), fixed_ids(model.config)
+    expected = probe_logits(model).numpy()
+    sources, steps = fixed_ids(model.config)
     rows = [torch.tensor(row) for row in sources]
     ids = pad_sequence(rows, batch_first=True).numpy()
-    seen = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).numpy()
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).numpy()
     providers = ["CPUExecutionProvider"]
     encoder = runtime.InferenceSession(str(folder / ENCODER_FILE), providers=providers)
-    (states,) = encoder.run(None, {"input_ids": ids, "attention_mask": seen})
+    (states,) = encoder.run(None, {"input_ids": ids, "attention_mask": mask})
     del encoder
     decoder = runtime.InferenceSession(str(folder / DECODER_FILE), providers=providers)
     answers = torch.stack(steps, dim=1).numpy()
-    asked = {"input_ids": answers, "encoder_hidden_states": states, "encoder_attention_mask": seen}
-    (logits,) = decoder.run(None, asked)
+    inputs = {"input_ids": answers, "encoder_hidden_states": states, "encoder_attention_mask": mask}
+    (logits,) = decoder.run(None, inputs)
     return float(np.abs(logits - expected).max() / np.abs(expected).max())
 
 
@@ -50,11 +51,11 @@ def check_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path) -> float 
     answers = torch.stack(steps[1:], dim=1)
     scores = torch.log_softmax(probe_logits(model), dim=-1)[:, :-1].gather(-1, answers[..., None])[..., 0].numpy()
     translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1, compute_type="float32")
-    names = distinct(vocabulary.pieces)
-    asked = [[names[number] for number in row] for row in sources]
-    results = translator.score_batch(asked, [[names[number] for number in row] for row in answers.tolist()])
-    found = np.array([result.log_probs[: answers.shape[1]] for result in results])
-    return float(np.abs(found - scores).max() / np.abs(scores).max())
+    names = distinct(vocabulary.texts)
+    prompts, targets = ([[names[number] for number in row] for row in rows] for rows in (sources, answers.tolist()))
+    results = translator.score_batch(prompts, targets)
+    log_probabilities = np.array([result.log_probs[: answers.shape[1]] for result in results])
+    return float(np.abs(log_probabilities - scores).max() / np.abs(scores).max())
 
 
 def check_gguf(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:
@@ -66,8 +67,8 @@ def check_gguf(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:
     gguf = needs("gguf", "--format = gguf")
     (path,) = folder.glob("*.gguf")
     reader = gguf.GGUFReader(str(path))
-    found = {tensor.name: tuple(reversed(tensor.shape.tolist())) for tensor in reader.tensors}
-    wanted = {gguf_name(weight): weight.shape for weight in weights(model.config)}
-    if found != wanted or len(reader.fields["tokenizer.ggml.tokens"].data) != len(vocabulary.pieces):
+    shapes = {tensor.name: tuple(reversed(tensor.shape.tolist())) for tensor in reader.tensors}
+    expected = {gguf_name(weight): weight.shape for weight in weights(model.config)}
+    if shapes != expected or len(reader.fields["tokenizer.ggml.tokens"].data) != len(vocabulary.pieces):
         raise UserError("--output = {path}, does not hold what was written; check the disk", path=path)
     return None

@@ -50,7 +50,7 @@ def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, name: str
     spec.decoder.projection.weight = values.get("head", values["embedding"])
     if shape.scale_decoder_outputs:
         spec.decoder.scale_outputs = shape.d_model**-0.5
-    pieces = distinct(vocabulary.pieces)
+    pieces = distinct(vocabulary.texts)
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
     spec.config.bos_token = spec.config.decoder_start_token = pieces[shape.start_token_id]
@@ -66,18 +66,17 @@ def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, name: str
 
 def distinct(pieces: Sequence[str]) -> list[str]:
     """Pieces by id; one that comes twice, as a damaged vocabulary has it, gets another name."""
-    seen: set[str] = set()
-    named = []
+    names: dict[str, None] = {}
     for number, piece in enumerate(pieces):
-        named.append(piece if piece not in seen else f"{piece}[{number}]")
-        seen.add(named[-1])
-    return named
+        names[f"{piece}[{number}]" if piece in names else piece] = None
+    return list(names)
 
 
 def _fill_stack(spec: Any, values: dict[str, Tensor], shape: T5ModelConfig, stack: Stack) -> None:
     side = getattr(spec, stack)
     embeddings = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
-    embeddings.weight, side.scale_embeddings = values["embedding"], False
+    embeddings.weight = values["embedding"]
+    side.scale_embeddings = False
     side.layer_norm.gamma = values[f"{stack}.final_norm.weight"]
     for number, layer in enumerate(side.layer):
         inside = {name.removeprefix(f"{stack}.blocks.{number}."): value for name, value in values.items()}
@@ -96,9 +95,9 @@ def _fill_attention(spec: Any, inside: dict[str, Tensor], name: str, joined: int
     """Queries, keys and values: one matrix in self-attention, queries alone across. T5 does not scale queries."""
     matrices = [inside[f"{name}.{role}.weight"] for role in ("q", "k", "v")]
     spec.queries_scale = 1.0
-    parts = [matrices[:joined], matrices[joined:]] if joined < 3 else [matrices]
-    for linear, part in zip(spec.linear, parts, strict=False):
-        linear.weight = torch.cat(part) if len(part) > 1 else part[0]
+    spec.linear[0].weight = torch.cat(matrices[:joined])
+    if joined < 3:
+        spec.linear[1].weight = torch.cat(matrices[joined:])
     spec.linear[-1].weight = inside[f"{name}.o.weight"]
 
 
@@ -107,6 +106,7 @@ def _fill_feed_forward(spec: Any, inside: dict[str, Tensor]) -> None:
     if gate is None:
         spec.linear_0.weight = inside["feed_forward.wi.weight"]
     else:
-        spec.linear_0.weight, spec.linear_0_noact.weight = gate, inside["feed_forward.wi.weight"]
+        spec.linear_0.weight = gate
+        spec.linear_0_noact.weight = inside["feed_forward.wi.weight"]
     spec.linear_1.weight = inside["feed_forward.wo.weight"]
     spec.layer_norm.gamma = inside["feed_forward_norm.weight"]

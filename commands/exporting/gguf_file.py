@@ -60,45 +60,35 @@ def write_gguf(model: T5, vocabulary: Vocabulary, folder: Path, name: str) -> Pa
     _write_vocabulary(writer, gguf, vocabulary, model.config.start_token_id)
     parameters = dict(model.named_parameters())
     for weight in weights(model.config):
-        stored = gguf.GGMLQuantizationType[_stored(weight, kind)]
-        shape, count = weight.shape, weight.size
-        size = count * (4 if stored == gguf.GGMLQuantizationType.F32 else 2)
-        writer.add_tensor_info(gguf_name(weight), shape, np.dtype(np.float32), size, raw_dtype=stored)
+        dtype = _dtype(weight, kind)
+        size = weight.size * (4 if dtype == "F32" else 2)
+        raw_dtype = gguf.GGMLQuantizationType[dtype]
+        writer.add_tensor_info(gguf_name(weight), weight.shape, np.dtype(np.float32), size, raw_dtype=raw_dtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for weight in weights(model.config):
-        writer.write_tensor_data(_values(weight, parameters[weight.name], model.config, _stored(weight, kind)))
+        writer.write_tensor_data(_values(weight, parameters[weight.name], model.config, _dtype(weight, kind)))
     writer.close()
     return path
 
 
 def refuse_unknown(shape: T5ModelConfig, vocabulary: Vocabulary) -> None:
     """Raise a UserError where llama.cpp would compute something else than this model does."""
-    problems = []
+    problems: list[str] = []
     if shape.feed_forward_proj not in ("relu", "gated-gelu"):
-        problems.append(
-            say(
-                "--model = feed_forward_proj {feed_forward_proj}, llama.cpp supports only relu and gated-gelu",
-                feed_forward_proj=shape.feed_forward_proj,
-            )
+        text = "--model = feed_forward_proj {feed_forward_proj}, llama.cpp supports only relu and gated-gelu"
+        problems.append(say(text, feed_forward_proj=shape.feed_forward_proj))
+    distance = shape.relative_attention_max_distance
+    if distance != MAX_DISTANCE:
+        text = (
+            "--model = relative_attention_max_distance {relative_attention_max_distance}, llama.cpp supports only "
+            "{max_distance}"
         )
-    if shape.relative_attention_max_distance != MAX_DISTANCE:
-        problems.append(
-            say(
-                "--model = relative_attention_max_distance {relative_attention_max_distance}, llama.cpp supports "
-                "only {max_distance}",
-                relative_attention_max_distance=shape.relative_attention_max_distance,
-                max_distance=MAX_DISTANCE,
-            )
-        )
+        problems.append(say(text, relative_attention_max_distance=distance, max_distance=MAX_DISTANCE))
     if vocabulary.model != "Unigram" and not (vocabulary.model == "BPE" and vocabulary.is_bytewise):
-        problems.append(
-            say(
-                "--model = a tokenizer of kind {model}, llama.cpp reads byte-level BPE and Unigram",
-                model=vocabulary.model,
-            )
-        )
+        text = "--model = a tokenizer of kind {model}, llama.cpp reads byte-level BPE and Unigram"
+        problems.append(say(text, model=vocabulary.model))
     if problems:
         raise UserError(*(say("{problem}; use --format=ctranslate2 or onnx", problem=problem) for problem in problems))
 
@@ -118,17 +108,17 @@ def gguf_name(weight: Weight) -> str:
     return f"{side}.blk.{weight.block or 0}.{cross}{part}.weight"
 
 
-def _stored(weight: Weight, kind: str) -> str:
+def _dtype(weight: Weight, kind: str) -> str:
     return "F32" if weight.role in ("norm", "bias table") else kind
 
 
-def _values(weight: Weight, parameter: torch.Tensor, shape: T5ModelConfig, stored: str) -> np.ndarray[Any, Any]:
+def _values(weight: Weight, parameter: torch.Tensor, shape: T5ModelConfig, dtype: str) -> np.ndarray[Any, Any]:
     values = parameter.detach()
     if weight.name == "decoder.final_norm.weight" and shape.scale_decoder_outputs:
         values = values.float() * shape.d_model**-0.5
-    if stored == "BF16":
+    if dtype == "BF16":
         return values.to(torch.bfloat16).view(torch.int16).numpy()
-    return values.to(torch.float16 if stored == "F16" else torch.float32).numpy()
+    return values.to(torch.float16 if dtype == "F16" else torch.float32).numpy()
 
 
 def _describe(writer: Any, gguf: ModuleType, c: T5ModelConfig, name: str, kind: str) -> None:
@@ -146,11 +136,7 @@ def _describe(writer: Any, gguf: ModuleType, c: T5ModelConfig, name: str, kind: 
     writer.add_relative_attn_buckets_count(c.relative_attention_num_buckets)
     writer.add_decoder_start_token_id(c.start_token_id)
     writer.add_vocab_size(c.vocab_size)
-    writer.add_file_type(
-        {"F32": gguf.LlamaFileType.ALL_F32, "F16": gguf.LlamaFileType.MOSTLY_F16}.get(
-            kind, gguf.LlamaFileType.MOSTLY_BF16
-        )
-    )
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
 
 
 def _write_vocabulary(writer: Any, gguf: ModuleType, vocabulary: Vocabulary, start: int) -> None:
@@ -165,12 +151,12 @@ def _write_vocabulary(writer: Any, gguf: ModuleType, vocabulary: Vocabulary, sta
     is_bpe = vocabulary.model == "BPE"
     writer.add_tokenizer_model("gpt2" if is_bpe else "t5")
     writer.add_tokenizer_pre("gpt-2" if is_bpe else "default")
-    writer.add_token_list(vocabulary.pieces)
-    writer.add_token_types([types[kind] for kind in vocabulary.kinds])
+    writer.add_token_list(vocabulary.texts)
+    writer.add_token_types([types[piece.kind] for piece in vocabulary.pieces])
     if is_bpe:
         writer.add_token_merges(vocabulary.merges or [NO_MERGE])
     else:
-        writer.add_token_scores(vocabulary.scores)
+        writer.add_token_scores([piece.score for piece in vocabulary.pieces])
         if vocabulary.charsmap:
             writer.add_precompiled_charsmap(vocabulary.charsmap)
     writer.add_add_space_prefix(vocabulary.adds_space)

@@ -20,9 +20,12 @@ from model.reference import T5Reference
 from model.t5 import T5
 from settings.program import needs
 
-ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_model.onnx"
+ENCODER_FILE = "encoder_model.onnx"
+DECODER_FILE = "decoder_model.onnx"
 OPSET = 17
-SOURCE, TARGET = {0: "batch", 1: "sequence"}, {0: "batch", 1: "target"}  # sides of any length
+# Sides of any length:
+SOURCE = {0: "batch", 1: "sequence"}
+TARGET = {0: "batch", 1: "target"}
 
 
 class _Side(nn.Module):
@@ -30,10 +33,11 @@ class _Side(nn.Module):
 
     def __init__(self, model: T5Reference, run: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.model, self.run = model, run
+        self.model = model
+        self.run = run
 
-    def forward(self, *given: Tensor) -> Tensor:
-        return self.run(self.model, *given)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.run(self.model, *inputs)
 
 
 def write_onnx(model: T5, vocabulary: Vocabulary, folder: Path, name: str = "") -> Path:
@@ -52,7 +56,8 @@ def write_onnx(model: T5, vocabulary: Vocabulary, folder: Path, name: str = "") 
     for number, parameter in enumerate(reference.parameters()):
         parameter.data.view(-1)[0] = number  # the exporter makes one of weights that are equal
     weights = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
-    ids, states = torch.ones(2, 3, dtype=torch.long), torch.zeros(2, 3, model.config.d_model)
+    ids = torch.ones(2, 3, dtype=torch.long)
+    states = torch.zeros(2, 3, model.config.d_model)
     _write(
         onnx,
         _Side(reference, T5Reference.encode),
@@ -77,7 +82,7 @@ def _write(
     side: nn.Module,
     weights: Mapping[str, Tensor],
     path: Path,
-    given: tuple[Tensor, ...],
+    example: tuple[Tensor, ...],
     axes: Mapping[str, Mapping[int, str]],
 ) -> None:
     """Trace one side into a file, and put its weights into `path` with `.data` behind it.
@@ -90,7 +95,7 @@ def _write(
         warnings.simplefilter("ignore")  # torch's exporter by tracing needs no further package; the newer one does
         torch.onnx.export(
             side,
-            given,
+            example,
             str(path),
             input_names=inputs,
             output_names=[output],
@@ -100,11 +105,13 @@ def _write(
             export_params=False,
             do_constant_folding=False,
         )
-    graph, kinds = onnx.load(str(path)), onnx.TensorProto
+    graph = onnx.load(str(path))
+    kinds = onnx.TensorProto
     with path.with_name(f"{path.name}.data").open("wb") as file:
         for value in [value for value in graph.graph.input if value.name in weights]:
             graph.graph.input.remove(value)
-            weight, name = weights[value.name], value.name
+            name = value.name
+            weight = weights[name]
             if weight.dtype == torch.float16:
                 name += ".fp16"
                 graph.graph.node.insert(0, onnx.helper.make_node("Cast", [name], [value.name], to=kinds.FLOAT))

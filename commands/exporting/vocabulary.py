@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,18 @@ from settings.errors import UserError
 from settings.program import needs
 
 Kind = Literal["normal", "unknown", "control", "named", "unused", "byte"]  # named: stands for itself in a text
-UNUSED_SCORE, NAMED_SCORE = -10000.0, -1000.0
+UNUSED_SCORE = -10000.0
+NAMED_SCORE = -1000.0
+SENTENCEPIECE_KINDS: dict[int, Kind] = {2: "unknown", 3: "control", 4: "named", 5: "unused", 6: "byte"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What an id stands for."""
+
+    text: str
+    kind: Kind
+    score: float
 
 
 @dataclass(frozen=True)
@@ -23,8 +34,7 @@ class Vocabulary:
     """A tokenizer, as others read it.
 
     Args:
-        model: BPE, Unigram or another of the library's. pieces, kinds, scores: by id, as many as the embedding has
-            rows.
+        model: BPE, Unigram or another of the library's. pieces: by id, as many as the embedding has rows.
         merges: of BPE, the most frequent first. pad_id, eos_id, unk_id: of the special tokens.
         charsmap: SentencePiece's compiled normalization; empty: none. collapses_spaces, adds_space: before pieces are
             sought.
@@ -32,9 +42,7 @@ class Vocabulary:
     """
 
     model: str
-    pieces: list[str]
-    kinds: list[Kind]
-    scores: list[float]
+    pieces: list[Piece]
     merges: list[str]
     pad_id: int
     eos_id: int
@@ -43,6 +51,11 @@ class Vocabulary:
     collapses_spaces: bool
     adds_space: bool
     is_bytewise: bool
+
+    @property
+    def texts(self) -> list[str]:
+        """The pieces' texts."""
+        return [piece.text for piece in self.pieces]
 
 
 def read_vocabulary(folder: Path, size: int) -> Vocabulary:
@@ -59,64 +72,58 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
             size=tokenizer.size,
             other_size=size,
         )
+    pieces = [Piece(f"[PAD{number}]", "unused", UNUSED_SCORE) for number in range(size)]
     if not isinstance(tokenizer.backend, LibraryBackend):
-        return _of_sentencepiece(tokenizer, size)
-    written: dict[str, Any] = json.loads(tokenizer.backend.serialized())
-    model = written["model"]
-    pieces, scores = [f"[PAD{i}]" for i in range(size)], [UNUSED_SCORE] * size
-    kinds: list[Kind] = ["unused"] * size
-    for number, piece, score in _learnt(model):
-        pieces[number], kinds[number], scores[number] = piece, "normal", score
-        if piece.startswith("<0x") and model.get("byte_fallback"):
-            kinds[number] = "byte"
-    for added in written.get("added_tokens", []):
-        number = added["id"]
-        pieces[number], scores[number] = added["content"], NAMED_SCORE
-        kinds[number] = "named" if number in tokenizer.sentinel_ids or not added.get("special") else "control"
+        return _of_sentencepiece(tokenizer, pieces)
+    content: dict[str, Any] = json.loads(tokenizer.backend.serialized())
+    model = content["model"]
+    learned = model.get("vocab", {})
+    if isinstance(learned, Mapping):
+        scores = [(number, text, 0.0) for text, number in learned.items()]
+    else:
+        scores = [(number, text, score) for number, (text, score) in enumerate(learned)]
+    for number, text, score in scores:
+        is_byte = model.get("byte_fallback") and text.startswith("<0x")
+        pieces[number] = Piece(text, "byte" if is_byte else "normal", score)
+    for added in content.get("added_tokens", []):
+        is_control = added.get("special") and added["id"] not in tokenizer.sentinel_ids
+        pieces[added["id"]] = Piece(added["content"], "control" if is_control else "named", NAMED_SCORE)
     if tokenizer.unk_id is not None:
-        kinds[tokenizer.unk_id] = "unknown"
-    steps = list(_steps(written))
-    charsmap = b"".join(base64.b64decode(s["precompiled_charsmap"]) for s in steps if s["type"] == "Precompiled")
-    # whether runs of spaces become one, as published T5 tokenizers have it
-    collapses = any(
-        step["type"] == "WhitespaceSplit" or (step["type"] == "Replace" and " {2,}" in str(step.get("pattern")))
-        for step in steps
-    )
+        pieces[tokenizer.unk_id] = replace(pieces[tokenizer.unk_id], kind="unknown")
+    steps = list(_steps(content))
+    by_type = {step["type"]: step for step in steps}
+    charsmap = by_type.get("Precompiled", {}).get("precompiled_charsmap", "")
+    # Published T5 tokenizers make one space of several, by one of two steps.
+    collapses = "WhitespaceSplit" in by_type or any(" {2,}" in str(step.get("pattern")) for step in steps)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
     return Vocabulary(
         model["type"],
         pieces,
-        kinds,
-        scores,
         merges,
         tokenizer.pad_id,
         tokenizer.eos_id,
         tokenizer.unk_id,
-        charsmap,
+        base64.b64decode(charsmap),
         collapses,
-        any(step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in steps),
-        # without merges, as of ByT5, it does not matter how words are split
-        any(step["type"] == "ByteLevel" and (step.get("use_regex", True) or not merges) for step in steps),
+        by_type.get("Metaspace", {"prepend_scheme": "never"}).get("prepend_scheme") != "never",
+        # Without merges, as of ByT5, it does not matter how words are split.
+        "ByteLevel" in by_type and (not merges or by_type["ByteLevel"].get("use_regex", True)),
     )
 
 
-def _of_sentencepiece(tokenizer: Tokenizer, size: int) -> Vocabulary:
+def _of_sentencepiece(tokenizer: Tokenizer, pieces: list[Piece]) -> Vocabulary:
     proto = needs("protobuf", "--model with spiece.model", module="sentencepiece.sentencepiece_model_pb2")
     model = proto.ModelProto.FromString(tokenizer.backend.serialized())
-    kinds_of: dict[int, Kind] = {2: "unknown", 3: "control", 4: "named", 5: "unused", 6: "byte"}
-    pieces, scores = [f"[PAD{number}]" for number in range(size)], [UNUSED_SCORE] * size
-    kinds: list[Kind] = ["unused"] * size
     for number, piece in enumerate(model.pieces):
-        pieces[number], scores[number], kinds[number] = piece.piece, piece.score, kinds_of.get(piece.type, "normal")
+        pieces[number] = Piece(piece.piece, SENTENCEPIECE_KINDS.get(piece.type, "normal"), piece.score)
     for number in range(len(model.pieces), tokenizer.size):
-        if (token := tokenizer.id_to_token(number)) is not None:
-            pieces[number], scores[number], kinds[number] = token, NAMED_SCORE, "named"
-    normalizer, is_bpe = model.normalizer_spec, model.trainer_spec.model_type == model.trainer_spec.BPE
+        token = tokenizer.id_to_token(number)
+        if token is not None:
+            pieces[number] = Piece(token, "named", NAMED_SCORE)
+    normalizer = model.normalizer_spec
     return Vocabulary(
-        "SentencePiece BPE" if is_bpe else "Unigram",
+        "SentencePiece BPE" if model.trainer_spec.model_type == model.trainer_spec.BPE else "Unigram",
         pieces,
-        kinds,
-        scores,
         [],
         tokenizer.pad_id,
         tokenizer.eos_id,
@@ -128,20 +135,11 @@ def _of_sentencepiece(tokenizer: Tokenizer, size: int) -> Vocabulary:
     )
 
 
-def _learnt(model: Mapping[str, Any]) -> Iterator[tuple[int, str, float]]:
-    """Id, piece and score of what was learnt."""
-    vocabulary = model.get("vocab", {})
-    if isinstance(vocabulary, Mapping):
-        yield from ((number, piece, 0.0) for piece, number in vocabulary.items())
-    else:
-        yield from ((number, piece, score) for number, (piece, score) in enumerate(vocabulary))
-
-
-def _steps(written: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What is done to a text before pieces are sought, one after the other."""
-    waiting = [written.get("normalizer"), written.get("pre_tokenizer")]
-    while waiting:
-        step = waiting.pop(0)
+def _steps(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What is done to a text before pieces are sought."""
+    sequences = [content.get("normalizer"), content.get("pre_tokenizer")]
+    while sequences:
+        step = sequences.pop(0)
         if step is not None:
             yield step
-            waiting = [*step.get("normalizers", []), *step.get("pretokenizers", []), *waiting]
+            sequences += [*step.get("normalizers", []), *step.get("pretokenizers", [])]

@@ -22,7 +22,8 @@ class LlamaT5:
     def __init__(self, reader: Any) -> None:
         self.t: Mapping[str, Tensor] = {tensor.name: torch.tensor(tensor.data).float() for tensor in reader.tensors}
         self._facts = reader.fields
-        self.heads, self.buckets = self.fact("attention.head_count"), self.fact("attention.relative_buckets_count")
+        self.heads = self.fact("attention.head_count")
+        self.buckets = self.fact("attention.relative_buckets_count")
         self.epsilon = self.fact("attention.layer_norm_rms_epsilon")
 
     def fact(self, name: str) -> Any:
@@ -30,7 +31,8 @@ class LlamaT5:
 
     def logits(self, source: list[int], answer: list[int]) -> Tensor:
         """(T, V) of an answer from the start token on."""
-        memory, embeddings = self.encode(source), self.t["token_embd.weight"]
+        memory = self.encode(source)
+        embeddings = self.t["token_embd.weight"]
         x = embeddings[answer]
         unseen = torch.triu(torch.full((len(answer), len(answer)), -math.inf), 1)
         for layer in range(self.fact("decoder_block_count")):
@@ -70,8 +72,8 @@ class LlamaT5:
     def bias(self, side: str, layer: int, length: int) -> Tensor:
         """(H, T, T): a layer's own table, or that of the first one."""
         table = self.t.get(f"{side}.blk.{layer}.attn_rel_b.weight", self.t[f"{side}.blk.0.attn_rel_b.weight"])
-        places = [[self.bucket(key - query, side == "enc") for key in range(length)] for query in range(length)]
-        return table[torch.tensor(places)].permute(2, 0, 1)
+        buckets = [[self.bucket(key - query, side == "enc") for key in range(length)] for query in range(length)]
+        return table[torch.tensor(buckets)].permute(2, 0, 1)
 
     def bucket(self, distance: int, both_ways: bool) -> int:
         """`llama_relative_position_bucket`."""

@@ -32,7 +32,6 @@ from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from settings.errors import UserError
 from settings.loading import load
-from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.loaded_model import load_model
 from training.saved_model import find_model
@@ -42,23 +41,18 @@ ROOT = Path(__file__).resolve().parents[2]
 LETTERS = "春天的河水从石桥下流过 the river runs under a bridge été 😀 мост "
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_trained(tmp_path_factory.mktemp("model"))
-
-
 class Parrot:
     """Answers with the newest question, word by word, and notes what it was asked."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[list[Turn], str | None]] = []
+        self.conversations: list[tuple[list[Turn], str | None]] = []
 
     def __call__(self, turns: list[Turn], system: str | None) -> Iterator[str]:
-        self.seen.append((list(turns), system))
-        for place, word in enumerate(turns[-1][1].split()):
+        self.conversations.append((list(turns), system))
+        for index, word in enumerate(turns[-1][1].split()):
             if word == "stop":
                 raise KeyboardInterrupt
-            yield word if place == 0 else f" {word}"
+            yield word if index == 0 else f" {word}"
 
 
 def talk(lines: list[str], session: Session) -> str:
@@ -69,10 +63,10 @@ def talk(lines: list[str], session: Session) -> str:
 
 def test_history_is_as_long_as_asked() -> None:
     parrot = Parrot()
-    told = talk(["one two", "", "three", "four"], Session(parrot, "be short", history_turns=1))
-    assert told == "one two\nthree\nfour\n"
-    assert [system for _, system in parrot.seen] == ["be short"] * 3
-    assert [turns for turns, _ in parrot.seen] == [
+    answer = talk(["one two", "", "three", "four"], Session(parrot, "be short", history_turns=1))
+    assert answer == "one two\nthree\nfour\n"
+    assert [system for _, system in parrot.conversations] == ["be short"] * 3
+    assert [turns for turns, _ in parrot.conversations] == [
         [("user", "one two")],
         [("user", "one two"), ("assistant", "one two"), ("user", "three")],
         [("user", "three"), ("assistant", "three"), ("user", "four")],
@@ -80,14 +74,15 @@ def test_history_is_as_long_as_asked() -> None:
 
 
 def test_commands(tmp_path: Path) -> None:
-    parrot, file = Parrot(), tmp_path / "saved.jsonl"
+    parrot = Parrot()
+    file = tmp_path / "saved.jsonl"
     session = Session(parrot, "规则", history_turns=9)
     assert session.command(f"/save {file}") == "there is nothing to save yet" and not file.exists()
-    told = talk(["a b", f"/save {file}", "/reset", "c", "/help", "/nothing", "/save", "/exit", "never"], session)
-    assert "conversation saved to" in told and "1 question with answers" in told and "was reset" in told
-    assert "/nothing is not a command" in told and told.count("/reset      clear") == 2
-    assert "/save needs a file name" in told and "never" not in told
-    assert parrot.seen[1][0] == [("user", "c")]
+    answer = talk(["a b", f"/save {file}", "/reset", "c", "/help", "/nothing", "/save", "/exit", "never"], session)
+    assert "conversation saved to" in answer and "1 question with answers" in answer and "was reset" in answer
+    assert "/nothing is not a command" in answer and answer.count("/reset      clear") == 2
+    assert "/save needs a file name" in answer and "never" not in answer
+    assert parrot.conversations[1][0] == [("user", "c")]
     messages = json.loads(file.read_text(encoding="utf8"))["messages"]
     assert messages == [
         {"role": "system", "content": "规则"},
@@ -100,7 +95,8 @@ def test_commands(tmp_path: Path) -> None:
 def test_a_conversation_that_is_saved_again_stands_once(tmp_path: Path) -> None:
     file = tmp_path / "saved.jsonl"
     file.write_text('{"by": "others"}\n', encoding="utf8")
-    first, second = Session(Parrot()), Session(Parrot())
+    first = Session(Parrot())
+    second = Session(Parrot())
 
     def questions() -> list[list[str]]:
         lines = [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
@@ -110,8 +106,8 @@ def test_a_conversation_that_is_saved_again_stands_once(tmp_path: Path) -> None:
     talk(["河水", f"/save {file}", f"/save {file}"], first)
     assert questions() == [["河水"]]
     talk(["x", f"/save {file}"], second)
-    told = talk(["b", f"/save {file}"], first)
-    assert "2 questions with answers" in told and questions() == [["河水", "b"], ["x"]]
+    answer = talk(["b", f"/save {file}"], first)
+    assert "2 questions with answers" in answer and questions() == [["河水", "b"], ["x"]]
     talk(["y", f"/save {file}", "/reset", "z", f"/save {file}"], second)
     assert questions() == [["河水", "b"], ["x", "y"], ["z"]], "found although it has moved; after /reset it is another"
     file.write_text('{"by": "others"}\n', encoding="utf8")
@@ -119,17 +115,19 @@ def test_a_conversation_that_is_saved_again_stands_once(tmp_path: Path) -> None:
     assert questions() == [["河水", "b"]], "somebody has emptied the file"
 
 
-def test_an_interrupt_stops_the_answer_alone() -> None:
+def test_an_interrupt_stops_the_answer_alone_and_some_words_leave() -> None:
     session = Session(Parrot(), history_turns=5)
     assert talk(["one stop two", "next"], session) == "one ...\nnext\n"
     assert session.turns[1] == ("assistant", "one")
+    for word in ("/exit", "退出", "QUIT"):
+        assert "later" not in talk([word, "later"], Session(Parrot()))
 
 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, Tokenizer]:
     texts = [LETTERS * 3, *LETTERS.split()] * 20
-    made = {kind: train_tokenizer(texts, kind, 700, 10**6) for kind in ("bpe", "unigram")}
-    return {**made, "byte": byte_tokenizer()}
+    by_kind = {kind: train_tokenizer(texts, kind, 700, 10**6) for kind in ("bpe", "unigram")}
+    return {**by_kind, "byte": byte_tokenizer()}
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "byte"])
@@ -138,26 +136,26 @@ def tokenizers() -> dict[str, Tokenizer]:
 def test_pieces_are_the_text_and_never_half_a_letter(tokenizers: dict[str, Tokenizer], kind: str, text: str) -> None:
     tokenizer = tokenizers[kind]
     ids = tokenizer.encode_batch([text])[0].tolist()
-    shown = list(pieces(tokenizer, iter(ids)))
-    assert "".join(shown) == tokenizer.decode(ids)
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in shown)
+    output = list(pieces(tokenizer, iter(ids)))
+    assert "".join(output) == tokenizer.decode(ids)
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in output)
 
 
 def test_a_piece_comes_as_soon_as_it_is_whole(tokenizers: dict[str, Tokenizer]) -> None:
     ids = tokenizers["byte"].encode_batch(["a河b"])[0].tolist()
-    taken: list[int] = []
-    stream = pieces(tokenizers["byte"], (taken.append(number) or number for number in ids))
-    assert [(piece, len(taken)) for piece in stream] == [("a", 1), ("河", 4), ("b", 5)]
+    tokens: list[int] = []
+    stream = pieces(tokenizers["byte"], (tokens.append(number) or number for number in ids))
+    assert [(piece, len(tokens)) for piece in stream] == [("a", 1), ("河", 4), ("b", 5)]
 
 
 def test_the_oldest_turns_leave_when_there_is_no_room(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load("chat", {"model": str(folder), "max_seq_len": "30", "prompt_template": "Q{prompt}A"})
     writer = Writer(load_model(config, find_model(config)), config)
     turns = [("user", "first"), ("assistant", "yes"), ("user", "second"), ("assistant", "no"), ("user", "third")]
-    seen = writer.trained.tokenizer.decode(writer._fitted(turns, None))
-    assert "first" not in seen and "second" in seen and "third" in seen
+    screen = writer.trained.tokenizer.decode(writer.fitted(turns, None))
+    assert "first" not in screen and "second" in screen and "third" in screen
     assert capsys.readouterr().err == ""
-    cut = writer._fitted([("user", "x" * 99)], None)
+    cut = writer.fitted([("user", "x" * 99)], None)
     assert "longer than --max_seq_len=30 tokens and was cut" in capsys.readouterr().err
     assert len(cut) == 30 and cut[-1] == writer.trained.tokenizer.eos_id
 
@@ -168,10 +166,10 @@ def test_a_program_is_told_that_a_question_was_cut(
     monkeypatch.setattr(sys, "stdin", io.StringIO(f'{{"text": "{"x" * 99}"}}\n{{"text": "x"}}\n'))
     chat(load("chat", {"model": str(folder), "max_seq_len": "30", "max_new_tokens": "3", "json": "True"}))
     printed = capsys.readouterr()
-    told = [json.loads(line) for line in printed.out.splitlines()]
+    records = [json.loads(line) for line in printed.out.splitlines()]
     cut = {"note": "the answer was cut at --max_new_tokens=3"}
-    assert [record for record in told if "note" in record] == [told[1], cut, cut] and printed.err == ""
-    assert "longer than --max_seq_len=30 tokens and was cut" in told[1]["note"]
+    assert [record for record in records if "note" in record] == [records[1], cut, cut] and printed.err == ""
+    assert "longer than --max_seq_len=30 tokens and was cut" in records[1]["note"]
 
 
 def command(folder: Path, *flags: str) -> list[str]:
@@ -214,8 +212,8 @@ def test_a_terminal(folder: Path, tmp_path: Path) -> None:
         preexec_fn=_take_terminal(far),
     )
     os.close(far)
-    seen = _until(near, "> ")
-    assert "Ctrl-D quits" in seen
+    screen = _until(near, "> ")
+    assert "Ctrl-D quits" in screen
     os.write(near, "河\n".encode())
     _until(near, "> ")
     os.write(near, b"\x03")
@@ -238,11 +236,11 @@ def _take_terminal(far: int) -> Callable[[], None]:
 
 
 def _until(near: int, end: str) -> str:
-    seen, deadline = b"", time.monotonic() + 100
-    while not seen.decode(errors="replace").endswith(end):
-        assert time.monotonic() < deadline, seen
-        seen += os.read(near, 4096)
-    return seen.decode(errors="replace")
+    screen, deadline = b"", time.monotonic() + 100
+    while not screen.decode(errors="replace").endswith(end):
+        assert time.monotonic() < deadline, screen
+        screen += os.read(near, 4096)
+    return screen.decode(errors="replace")
 
 
 def test_a_question_put_again_is_drawn_anew(folder: Path) -> None:
@@ -259,8 +257,8 @@ def test_a_question_put_again_is_drawn_anew(folder: Path) -> None:
 def test_answers_come_from_a_list(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "answers.txt").write_text("red\nblue\n")
     flags = {"answers": str(tmp_path / "answers.txt"), "cache_dir": str(tmp_path / "cache"), "temperature": "3"}
-    config, model, tree = find_answering(load("chat", {"model": str(folder), **flags}), "chat")
-    session = Session(Writer(load_model(config, model, tree=tree), config))
+    answering = find_answering(load("chat", {"model": str(folder), **flags}), "chat")
+    session = Session(Writer(answering.load(), answering.config))
     for _ in range(3):
         session.ask("hello", lambda piece: None)
     assert {text for role, text in session.turns if role == "assistant"} <= {"red", "blue"}
@@ -302,37 +300,32 @@ def test_adapters_are_changed_by_a_command(folder: Path, tmp_path: Path) -> None
 
 def test_a_program_talks_in_json_and_gives_no_commands(tmp_path: Path) -> None:
     out = io.StringIO()
-    place = tmp_path / "saved"
-    asked = [
+    file = tmp_path / "saved"
+    lines = [
         '{"text": "one two"}',
         "no json",
         "[1]",
         '{"text": 5}',
-        json.dumps({"text": f"/save {place}"}),
+        json.dumps({"text": f"/save {file}"}),
         '{"reset": true}',
     ]
     session = Session(Parrot())
-    converse(session, iter(asked), out)
-    told = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert told[0] == {"ready": True} and [record for record in told if record.get("end")] == [{"end": True}] * 2
-    assert "".join(record.get("piece", "") for record in told).startswith("one two")
-    assert not place.exists() and session.turns == []
-
-
-@pytest.mark.parametrize("word", ["/exit", "退出", "QUIT"])
-def test_words_that_leave(word: str) -> None:
-    assert "later" not in talk([word, "later"], Session(Parrot()))
+    converse(session, iter(lines), out)
+    records = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert records[0] == {"ready": True} and [record for record in records if record.get("end")] == [{"end": True}] * 2
+    assert "".join(record.get("piece", "") for record in records).startswith("one two")
+    assert not file.exists() and session.turns == []
 
 
 @pytest.mark.parametrize(
-    ("turns", "objective", "told"),
+    ("turns", "objective", "words"),
     [
         (True, "pairs", "trained on conversations"),
         (False, "pairs", "trained on single questions"),
         (False, "span", "has only been pretrained"),
     ],
 )
-def test_the_greeting_says_what_is_remembered(tmp_path: Path, turns: bool, objective: str, told: str) -> None:
+def test_the_greeting_says_what_is_remembered(tmp_path: Path, turns: bool, objective: str, words: str) -> None:
     folder = create_run(tmp_path, "run", "finetune", objective=objective)
     trained = cast(Any, SimpleNamespace(folder=folder, template=Template(turns=turns)))
-    assert told in " ".join(greeting(trained, "auto", 9 if turns else 0))
+    assert words in " ".join(greeting(trained, "auto", 9 if turns else 0))

@@ -35,9 +35,9 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def test_a_whole_run(run_dir: Path) -> None:
-    found = dict(check(load("check", {"model": str(run_dir)})))
-    assert [Path(folder).name for folder in found] == ["run", "step_00000002", "step_00000001"]
-    assert all("files match their checksums" in told for told in found.values())
+    result = dict(check(load("check", {"model": str(run_dir)})))
+    assert [Path(folder).name for folder in result] == ["run", "step_00000002", "step_00000001"]
+    assert all("files match their checksums" in words for words in result.values())
     assert main(["check", str(run_dir)]) == main(["check", f"--model={run_dir}"]) == 0
     assert main(["check", f"--output_dir={run_dir.parent}"]) == 0, "the newest run"
 
@@ -48,17 +48,17 @@ def test_damaged_files_are_all_named(run_dir: Path, capsys: pytest.CaptureFixtur
     content = older.read_bytes()
     older.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert main(["check", str(run_dir)]) == 2
-    told = capsys.readouterr().err
+    words = capsys.readouterr().err
     for path in (published, run_dir / "checkpoints" / "step_00000002" / "tokenizer.json", older):
-        assert f"{path} is damaged" in told
+        assert f"{path} is damaged" in words
     with pytest.raises(UserError, match=r"tokenizer\.json is damaged"):
         open_adapted(find_model(load("generate", {"model": str(run_dir)})))
 
 
 def test_folders_without_sums(tmp_path: Path) -> None:
     folder = save_trained(tmp_path / "plain")
-    ((_, told),) = check(load("check", {"model": str(folder)}))
-    assert told.startswith("no checksums to compare; ") and told.endswith("tensors can be opened")
+    ((_, words),) = check(load("check", {"model": str(folder)}))
+    assert words.startswith("no checksums to compare; ") and words.endswith("tensors can be opened")
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
     assert main(["check", str(folder)]) == 2
     assert main(["check", str(tmp_path / "missing")]) == 2

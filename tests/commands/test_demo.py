@@ -23,8 +23,8 @@ SMALL = ("--d_model=16", "--d_ff=16", "--num_layers=1", "--num_decoder_layers=1"
 
 
 def config_in(folder: Path, **more: Any) -> Config:
-    places = {name: str(folder / name) for name in ("cache_dir", "output_dir", "log_dir")}
-    return load("demo", {**places, **more})
+    folders = {name: str(folder / name) for name in ("cache_dir", "output_dir", "log_dir")}
+    return load("demo", {**folders, **more})
 
 
 @pytest.mark.slow
@@ -42,12 +42,12 @@ def test_both_trainings_the_scores_and_the_line_to_type(
     monkeypatch.setattr("data.sources.dates.TRAIN_ROWS", 300)
     monkeypatch.setattr("data.sources.dates.HELD_OUT_ROWS", 8)
     demo(config_in(tmp_path, device="cpu"))
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     first, second = sorted(path.name for path in (tmp_path / "output_dir").iterdir() if path.is_dir())[::-1]
-    assert first.startswith("pretrain_") and f"--finetune_from={tmp_path / 'output_dir' / first}" in told
-    assert len(re.findall(r"of 8 +\d", told)) == 3 and told.count("wrong, should be") == 5
-    assert len(re.findall(r"planned [\d.]+ MiB, measured [\d.]+ MiB", told)) == 2
-    assert told.rstrip().endswith(
+    assert first.startswith("pretrain_") and f"--finetune_from={tmp_path / 'output_dir' / first}" in output
+    assert len(re.findall(r"of 8 +\d", output)) == 3 and output.count("wrong, should be") == 5
+    assert len(re.findall(r"planned [\d.]+ MiB, measured [\d.]+ MiB", output)) == 2
+    assert output.rstrip().endswith(
         f'generate --model={tmp_path / "output_dir" / second} --input="the 3rd of March, 2021"'
     )
 
@@ -55,17 +55,17 @@ def test_both_trainings_the_scores_and_the_line_to_type(
 def test_it_ends_as_the_command_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[list[str]] = []
+    commands: list[list[str]] = []
 
     def fails(words: list[str]) -> int:
-        asked.append(words)
+        commands.append(words)
         return 3
 
     monkeypatch.setattr(module, "ended", fails)
     with pytest.raises(SystemExit) as end:
         demo(config_in(tmp_path, memory_budget="100M"))
-    assert end.value.code == 3 and len(asked) == 1
-    assert f"--memory_budget={100 * 2**20}" in asked[0] and "--preset=demo_prose" in asked[0]
+    assert end.value.code == 3 and len(commands) == 1
+    assert f"--memory_budget={100 * 2**20}" in commands[0] and "--preset=demo_prose" in commands[0]
     assert "$ python train_low_mem.py train --preset=demo_prose" in capsys.readouterr().out
 
 
@@ -92,19 +92,19 @@ def test_an_answer_is_right_letter_by_letter(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("data.sources.dates.HELD_OUT_ROWS", 4)
     files = build_sample_dates(tmp_path)
     first = json.loads(files.years.read_text(encoding="utf8").splitlines()[0])
-    known = {first["prompt"]: first["response"], "the 3rd of March, 2021": "2021-03-03"}
+    dates = {first["prompt"]: first["response"], "the 3rd of March, 2021": "2021-03-03"}
 
     def answer(texts: Sequence[str]) -> list[str]:
-        return [known.get(text, "2021-0303") for text in texts]
+        return [dates.get(text, "2021-0303") for text in texts]
 
     assert [row[1] for row in scores(answer, files)] == ["1 of 4", "0 of 4", "0 of 4"]
 
 
 @pytest.mark.slow
 def test_the_whole_of_it_reads_dates_of_years_never_seen(tmp_path: Path) -> None:
-    places = [f"--{name}={tmp_path / name}" for name in ("cache_dir", "output_dir", "log_dir")]
+    folders = [f"--{name}={tmp_path / name}" for name in ("cache_dir", "output_dir", "log_dir")]
     done = subprocess.run(
-        [sys.executable, str(ROOT / FILE), "demo", *places], capture_output=True, text=True, check=True
+        [sys.executable, str(ROOT / FILE), "demo", *folders], capture_output=True, text=True, check=True
     )
     right = re.search(r"years not in training .*?([\d.]+)%", done.stdout)
     assert right is not None and float(right[1]) >= 95.0, done.stdout

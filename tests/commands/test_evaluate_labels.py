@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ from commands.evaluate import evaluate
 from common.units import MIB
 from data.tokenizers.training import train_tokenizer
 from settings.errors import UserError
-from settings.loading import load
-from tests.training.small_trained import SHAPE, save_trained
+from tests.commands.small import encoder, flags_of, read_rows, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,12 +26,12 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row["label"] = row["label"][: len(row["text"])]
     of_texts = [{"text": text, "label": len(text) / 4} for text in texts]
     for name, content in (("tokens", of_tokens), ("numbers", of_texts)):
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)), encoding="utf8")
+        write_rows(folder / f"{name}.jsonl", content)
     return folder
 
 
 def run(model: Path, rows: Path, output: Path, **flags: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    asked = {
+    arguments = {
         "model": model,
         "validation_file": rows,
         "output": output,
@@ -43,22 +40,23 @@ def run(model: Path, rows: Path, output: Path, **flags: Any) -> tuple[dict[str, 
         "cache_dir": output.parent / "cache",
         **flags,
     }
-    result = evaluate(load("evaluate", {name: str(value) for name, value in asked.items()}))
-    return result.metrics, [json.loads(line) for line in output.read_text(encoding="utf8").splitlines()]
+    result = evaluate(flags_of("evaluate", **arguments))
+    return result.metrics, read_rows(output)
 
 
 def test_token_labels_are_scored_under_their_mask(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = replace(SHAPE, num_decoder_layers=0, head="token", labels="C,E,H")
-    model = save_trained(tmp_path / "model", shape=shape)
-    metrics, found = run(model, rows / "tokens.jsonl", tmp_path / "out.jsonl")
-    told = capsys.readouterr().out
-    pairs = [pair for row in found for pair in zip(row["labels"], row["predictions"], strict=True) if pair[0]]
-    assert len(pairs) == 15 and found[0]["labels"] == [None, "E", "H", "C", None]
+    model = encoder(tmp_path, head="token", labels="C,E,H")
+    metrics, rows_written = run(model, rows / "tokens.jsonl", tmp_path / "out.jsonl")
+    words = capsys.readouterr().out
+    pairs = [pair for row in rows_written for pair in zip(row["labels"], row["predictions"], strict=True) if pair[0]]
+    assert len(pairs) == 15 and rows_written[0]["labels"] == [None, "E", "H", "C", None]
     assert metrics["accuracy"] == pytest.approx(np.mean([label == predicted for label, predicted in pairs]))
-    assert "accuracy" in told and "perplexity" not in told and "--prepare_text" not in told
-    counts = [line.split()[-3:] for line in told.splitlines() if line.strip()[:1] in "CEH" and line.split()[0] in "CEH"]
+    assert "accuracy" in words and "perplexity" not in words and "--prepare_text" not in words
+    counts = [
+        line.split()[-3:] for line in words.splitlines() if line.strip()[:1] in "CEH" and line.split()[0] in "CEH"
+    ]
     expected = [[sum(pair == (label, guess) for pair in pairs) for guess in "CEH"] for label in "CEH"]
     assert [[int(cell) for cell in row] for row in counts] == expected
     with pytest.raises(UserError, match="--overwrite"):
@@ -66,11 +64,10 @@ def test_token_labels_are_scored_under_their_mask(
 
 
 def test_numbers_of_texts_are_scored(rows: Path, tmp_path: Path) -> None:
-    shape = replace(SHAPE, num_decoder_layers=0, head="sequence", labels="regression")
-    model = save_trained(tmp_path / "model", shape=shape)
-    metrics, found = run(model, rows / "numbers.jsonl", tmp_path / "out.jsonl")
-    labels, predictions = (np.array([row[name] for row in found]) for name in ("label", "prediction"))
-    assert labels.tolist() == [1.0, 1.5, 0.5, 1.75] and [row["text"] for row in found][2] == "WW"
+    model = encoder(tmp_path, head="sequence", labels="regression")
+    metrics, rows_written = run(model, rows / "numbers.jsonl", tmp_path / "out.jsonl")
+    labels, predictions = (np.array([row[name] for row in rows_written]) for name in ("label", "prediction"))
+    assert labels.tolist() == [1.0, 1.5, 0.5, 1.75] and [row["text"] for row in rows_written][2] == "WW"
     assert metrics["mse"] == pytest.approx(np.mean((labels - predictions) ** 2), rel=1e-5)
     assert {"spearman", "pearson"} <= metrics.keys()
 
@@ -78,8 +75,7 @@ def test_numbers_of_texts_are_scored(rows: Path, tmp_path: Path) -> None:
 def test_tokens_that_the_tokenizer_does_not_know_are_reported(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = replace(SHAPE, num_decoder_layers=0, head="sequence", labels="regression")
-    model = save_trained(tmp_path / "model", shape=shape)
+    model = encoder(tmp_path, head="sequence", labels="regression")
     train_tokenizer(["other letters"], "words", 128, MIB).save(model)
     run(model, rows / "numbers.jsonl", tmp_path / "unknown.jsonl")
     assert "--prepare_text" in capsys.readouterr().err

@@ -75,11 +75,11 @@ def test_llama_cpp_finds_all_it_looks_for(
     source, model = saved(tmp_path / "model", tokenizer, **SHAPES[family])
     assert export(settings(source, tmp_path / "out", "gguf")) is None
     reader = gguf.GGUFReader(str(tmp_path / "out" / "model-f32.gguf"))
-    known = {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[MODEL_ARCH.T5]}
+    expected = {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[MODEL_ARCH.T5]}
     patterns = {re.sub(r"blk\.\d+", "blk.{bid}", tensor.name).removesuffix(".weight") for tensor in reader.tensors}
     optional = {"dec.blk.{bid}.cross_attn_rel_b"} | ({"output"} if family == "t5" else set())
     optional |= {"enc.blk.{bid}.ffn_gate", "dec.blk.{bid}.ffn_gate"} if family == "t5" else set()
-    assert patterns == known - optional
+    assert patterns == expected - optional
 
     def told(name: str) -> Any:
         return reader.fields[name].contents()
@@ -107,9 +107,10 @@ def test_llama_cpps_graph_gives_the_same_logits(family: str, tokenizers: dict[st
     gguf = pytest.importorskip("gguf")
     source, model = saved(tmp_path / "model", tokenizers["bpe"], **SHAPES[family])
     export(settings(source, tmp_path / "out", "gguf"))
-    asked, answer = [*range(3, 40), 1], [0, 9, 200, 31]
-    there = LlamaT5(gguf.GGUFReader(str(tmp_path / "out" / "model-f32.gguf"))).logits(asked, answer)
-    here = model.logits(torch.tensor([asked]), torch.tensor([answer]), torch.ones(1, len(asked), dtype=torch.long))[0]
+    prompt = [*range(3, 40), 1]
+    answer = [0, 9, 200, 31]
+    there = LlamaT5(gguf.GGUFReader(str(tmp_path / "out" / "model-f32.gguf"))).logits(prompt, answer)
+    here = model.logits(torch.tensor([prompt]), torch.tensor([answer]), torch.ones(1, len(prompt), dtype=torch.long))[0]
     assert torch.allclose(there, here.detach(), atol=1e-5 * float(here.abs().max()))
 
 
@@ -147,9 +148,9 @@ def test_ctranslate2_gives_the_same_answers(
     translator = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", intra_threads=1, compute_type="float32")
     rows = [[*ids.tolist(), tokenizer.eos_id] for ids in tokenizer.encode_batch(["a river", "runs under a bridge"])]
     names = [tokenizer.id_to_token(number) for number in range(tokenizer.size)]
-    asked = [[names[number] for number in row] for row in rows]  # with </s>, as transformers' tokenizers give it
+    prompts = [[names[number] for number in row] for row in rows]  # with </s>, as transformers' tokenizers give it
     answers = [
-        result.hypotheses[0] for result in translator.translate_batch(asked, beam_size=1, max_decoding_length=12)
+        result.hypotheses[0] for result in translator.translate_batch(prompts, beam_size=1, max_decoding_length=12)
     ]
     assert answers == [
         [names[number] if number < tokenizer.size else f"[PAD{number}]" for number in answer]

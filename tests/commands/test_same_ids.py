@@ -75,10 +75,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def settings(command: str, folder: Path, place: Path, **flags: Any) -> Config:
-    defaults = {"max_seq_len": 64, "output_dir": place / "runs"}
+def settings(command: str, folder: Path, parent: Path, **flags: Any) -> Config:
+    defaults = {"max_seq_len": 64, "output_dir": parent / "runs"}
     if command in ("train", "dpo", "evaluate"):
-        defaults |= {"cache_dir": place / "cache"}
+        defaults |= {"cache_dir": parent / "cache"}
     return load(command, {name: str(value) for name, value in {**defaults, **flags}.items()})
 
 
@@ -95,7 +95,7 @@ def test_every_command_makes_the_same_ids(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_template: bool
 ) -> None:
     template = {"prompt_template": "chat"} if with_template else {}
-    seen: dict[str, list[list[int]]] = {"evaluate": [], "generate": [], "chat": [], "serve": []}
+    inputs: dict[str, list[list[int]]] = {"evaluate": [], "generate": [], "chat": [], "serve": []}
     data = {"tokenizer_dir": folder, "validation_file": "none", **template}
     trained = settings(
         "train",
@@ -129,8 +129,8 @@ def test_every_command_makes_the_same_ids(
 
     def spying(name: str, original: Any) -> Any:
         def call(*arguments: Any, **how: Any) -> Any:
-            given = arguments[0 if name == "serve" else 1]  # behind the model, which the server's decoder has
-            seen[name] += [list(given)] if name == "chat" else [list(getattr(row, "ids", row)) for row in given]
+            rows = arguments[0 if name == "serve" else 1]  # behind the model, which the server's decoder has
+            inputs[name] += [list(rows)] if name == "chat" else [list(getattr(row, "ids", row)) for row in rows]
             return original(*arguments, **how)
 
         return call
@@ -153,10 +153,10 @@ def test_every_command_makes_the_same_ids(
     monkeypatch.setattr(api.engine.decoder, "join", spying("serve", api.engine.decoder.join))
     with TestClient(make_app(api, "", ("box",)), base_url="http://127.0.0.1:8400") as client:
         for prompt in PROMPTS:
-            asked = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
-            assert client.post("/v1/chat/completions", json=asked).status_code == 200
-    assert sorted(seen["evaluate"]) == sorted(seen["generate"]) == sorted(seen["serve"]) == sorted(prompts)
-    assert sorted(seen["chat"]) == sorted(
+            body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+    assert sorted(inputs["evaluate"]) == sorted(inputs["generate"]) == sorted(inputs["serve"]) == sorted(prompts)
+    assert sorted(inputs["chat"]) == sorted(
         [*encoded.tolist(), 1]
         for text, encoded in zip(worded, tokenizer.encode_prompts(worded), strict=True)
         if "{x}" not in text

@@ -36,11 +36,11 @@ def test_a_tokenizer_is_trained_and_not_overwritten(
 ) -> None:
     tokenizer(settings("tokenizer", tmp_path, text_file))
     folder = tmp_path / "out" / "tokenizer"
-    told = capsys.readouterr().out
-    assert f"--tokenizer_dir={folder}" in told
-    assert told.startswith(f"training a bpe tokenizer, to be written to {folder}\n"), "before it takes its time"
-    made = Tokenizer.load(folder)
-    assert made.size <= 400 and made.decode(made.encode_batch(["row 7 says"])[0]) == "row 7 says"
+    words = capsys.readouterr().out
+    assert f"--tokenizer_dir={folder}" in words
+    assert words.startswith(f"training a bpe tokenizer, to be written to {folder}\n"), "before it takes its time"
+    trained = Tokenizer.load(folder)
+    assert trained.size <= 400 and trained.decode(trained.encode_batch(["row 7 says"])[0]) == "row 7 says"
     with pytest.raises(UserError, match=r"holds a tokenizer.*--overwrite=True"):
         tokenizer(settings("tokenizer", tmp_path, text_file))
     tokenizer(settings("tokenizer", tmp_path, text_file, overwrite="yes", vocab_size="380"))
@@ -60,8 +60,9 @@ def test_a_sample_too_large_for_memory_has_its_folder(
 def test_a_kill_leaves_no_mixture_of_two_tokenizers(tmp_path: Path, text_file: Path) -> None:
     tokenizer(settings("tokenizer", tmp_path, text_file))
     folder = tmp_path / "out" / "tokenizer"
-    old, kept = Tokenizer.load(folder).size, tmp_path / "kept"
-    shutil.copytree(folder, kept)
+    old = Tokenizer.load(folder).size
+    copy = tmp_path / "kept"
+    shutil.copytree(folder, copy)
     byte = settings("tokenizer", tmp_path, text_file, overwrite="True", tokenizer_type="byte")
     sizes = set[int]()
     for number in range(100):
@@ -72,14 +73,14 @@ def test_a_kill_leaves_no_mixture_of_two_tokenizers(tmp_path: Path, text_file: P
 
         code = run_child(again)
         if (folder / "tokenizer.json").is_file():
-            told, before = ((place / "tokenizer_config.json").read_text() for place in (folder, kept))
+            now, before = ((path / "tokenizer_config.json").read_text() for path in (folder, copy))
             sizes.add(size := Tokenizer.load(folder).size)
-            assert (told == before) == (size == old)
+            assert (now == before) == (size == old)
         if code == 0:
             break
         assert code == DIED
         shutil.rmtree(folder)
-        shutil.copytree(kept, folder)
+        shutil.copytree(copy, folder)
     assert number > 3 and len(sizes) == 2 and old in sizes
     assert not (folder / ".tmp").exists()
 
@@ -96,8 +97,8 @@ def test_prepare_tells_what_became_of_the_rows(
 ) -> None:
     config = settings("prepare", tmp_path, text_file, shards_dir=str(tmp_path / "shards"))
     prepare(config)
-    told = capsys.readouterr().out
-    assert "span" in told and "train rows" in told and f"--train_file={tmp_path / 'shards'}" in told
+    words = capsys.readouterr().out
+    assert "span" in words and "train rows" in words and f"--train_file={tmp_path / 'shards'}" in words
     with pytest.raises(UserError, match="holds token shards"):
         tokenizer(settings("tokenizer", tmp_path, tmp_path / "shards"))
     capsys.readouterr()

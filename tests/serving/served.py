@@ -30,9 +30,9 @@ NAME = "small"
 @lru_cache(maxsize=1)
 def folder() -> Path:
     """A small model, made once for a process."""
-    place = Path(mkdtemp()) / NAME
-    place.mkdir()
-    return save_trained(place)
+    path = Path(mkdtemp()) / NAME
+    path.mkdir()
+    return save_trained(path)
 
 
 def settings(**flags: Any) -> Config:
@@ -85,8 +85,8 @@ def alone(ids: Sequence[int], **how: Any) -> str:
 
 def prompt_ids(text: str) -> list[int]:
     """A question as the model reads it."""
-    found = trained()
-    return [*found.tokenizer.encode_batch([text], special=True)[0].tolist(), found.tokenizer.eos_id]
+    result = trained()
+    return [*result.tokenizer.encode_batch([text], special=True)[0].tolist(), result.tokenizer.eos_id]
 
 
 class Gate:

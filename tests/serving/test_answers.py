@@ -38,16 +38,17 @@ def test_an_answer_ends_at_its_end_token_at_its_length_or_at_a_stop_text() -> No
 
 @given(st.lists(st.text("abc", max_size=5)), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
 def test_stop_texts_give_the_text_before_the_first_stop_text(parts: list[str], stops: list[str]) -> None:
-    until, given = StopTexts(stops), ""
+    until = StopTexts(stops)
+    value = ""
     for part in parts:
-        given += until.push(part)
+        value += until.push(part)
         if until.is_reached:
             break
     whole = "".join(parts)
     ends = [whole.find(stop) + len(stop) for stop in stops if stop in whole]
     if not ends:
-        assert not until.is_reached and given + until.rest() == whole
+        assert not until.is_reached and value + until.rest() == whole
     else:
-        assert until.is_reached and whole.startswith(given)
-        assert not any(stop in given for stop in stops)
-        assert any(whole[len(given) :].startswith(stop) for stop in stops)
+        assert until.is_reached and whole.startswith(value)
+        assert not any(stop in value for stop in stops)
+        assert any(whole[len(value) :].startswith(stop) for stop in stops)

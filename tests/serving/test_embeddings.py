@@ -13,38 +13,36 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from commands.embed import Embedder
-from commands.text_reader import text_settings
+from commands.answering import find_answering
+from commands.generate import LEAST_TEXT
+from commands.text_reader import Embedder
 from common.web.bodies import ByteBudget
-from memory.answers import AnswerBatch
 from serving.asking import OPEN_BYTES
 from serving.model import Model
 from settings.loading import load
 from tests.serving.served import api_of, client_of, make_api, settings, trained
 from tests.training.small_trained import SHAPE, save_trained
-from training.loaded_model import load_model
-from training.saved_model import SavedModel, find_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with client_of(make_api()) as made:
-        yield made
+    with client_of(make_api()) as client:
+        yield client
 
 
-def ask(client: TestClient, given: Any, **fields: Any) -> Any:
-    return client.post("/v1/embeddings", json={"input": given, **fields})
+def ask(client: TestClient, value: Any, **fields: Any) -> Any:
+    return client.post("/v1/embeddings", json={"input": value, **fields})
 
 
 def test_vectors_are_those_of_embed(client: TestClient) -> None:
-    expected = Embedder.of(trained(), settings().data)(iter(["hello", "a longer text"]))
-    found = ask(client, ["hello", "a longer text"]).json()
-    assert found["object"] == "list" and [one["index"] for one in found["data"]] == [0, 1]
-    for one, vector in zip(found["data"], expected, strict=True):
+    expected = Embedder(trained(), settings().data).embed(["hello", "a longer text"])
+    result = ask(client, ["hello", "a longer text"]).json()
+    assert result["object"] == "list" and [one["index"] for one in result["data"]] == [0, 1]
+    for one, vector in zip(result["data"], expected, strict=True):
         np.testing.assert_allclose(one["embedding"], vector, atol=1e-6)
-    assert found["usage"] == {"prompt_tokens": 20, "total_tokens": 20}
+    assert result["usage"] == {"prompt_tokens": 20, "total_tokens": 20}
     packed = ask(client, "hello", encoding_format="base64").json()["data"][0]["embedding"]
     np.testing.assert_allclose(np.frombuffer(base64.b64decode(packed), "<f4"), expected[0], atol=1e-6)
     ids = trained().tokenizer.encode_batch(["hello"])[0].tolist()
@@ -52,7 +50,7 @@ def test_vectors_are_those_of_embed(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "fields"),
+    ("value", "fields"),
     [
         (None, {}),
         ("", {}),
@@ -62,8 +60,8 @@ def test_vectors_are_those_of_embed(client: TestClient) -> None:
         ("a", {"encoding_format": "int8"}),
     ],
 )
-def test_what_is_wrong_is_named(client: TestClient, given: Any, fields: dict[str, Any]) -> None:
-    answer = ask(client, given, **fields)
+def test_what_is_wrong_is_named(client: TestClient, value: Any, fields: dict[str, Any]) -> None:
+    answer = ask(client, value, **fields)
     assert answer.status_code == 400 and answer.json()["error"]["param"] in ("input", *fields)
 
 
@@ -84,13 +82,12 @@ def test_more_texts_than_the_memory_of_requests_holds_are_refused_with_how_many_
 @pytest.mark.parametrize(("head", "labels"), [("sequence", "few,many"), ("sequence", "regression"), ("token", "C,E,H")])
 def test_a_head_over_labels_classifies(tmp_path: Path, head: str, labels: str) -> None:
     folder = save_trained(tmp_path / "head", shape=replace(SHAPE, num_decoder_layers=0, head=head, labels=labels))
-    config = load("serve", {"model": str(folder), "mixed_precision": "no"})
-    config = config.with_saved(text_settings(SavedModel.read(folder)))
+    answering = find_answering(load("serve", {"model": str(folder), "mixed_precision": "no"}), "serve")
     expected = Model(folder, mixed_precision="no").answer(["MKVL", "a b"])
-    with client_of(api_of(load_model(config, find_model(config), AnswerBatch(1, 1, 1)), config)) as client:
-        found = client.post("/v1/classify", json={"input": ["MKVL", "a b"]}).json()
-        assert [one["index"] for one in found["data"]] == [0, 1]
-        for one, columns in zip(found["data"], expected, strict=True):
+    with client_of(api_of(answering.load(LEAST_TEXT), answering.config)) as client:
+        result = client.post("/v1/classify", json={"input": ["MKVL", "a b"]}).json()
+        assert [one["index"] for one in result["data"]] == [0, 1]
+        for one, columns in zip(result["data"], expected, strict=True):
             assert one.keys() == {"index", *columns}
             label = next(iter(columns))
             assert one[label] == (pytest.approx(columns[label]) if label == "number" else columns[label])
@@ -110,11 +107,11 @@ def test_a_model_that_writes_text_classifies_none(client: TestClient) -> None:
 def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:
     shape = replace(SHAPE, num_decoder_layers=0, head="none")
     folder = save_trained(tmp_path / "encoder", shape=shape)
-    config = load("serve", {"model": str(folder), "mixed_precision": "no"})
-    config = config.with_saved(text_settings(SavedModel.read(folder)))
-    found = load_model(config, find_model(config), AnswerBatch(1, 1, 1))
-    with client_of(api_of(found, config)) as client:
-        (vector,) = Embedder.of(found, config.data)(iter(["x" * 600]))
+    answering = find_answering(load("serve", {"model": str(folder), "mixed_precision": "no"}), "serve")
+    config = answering.config
+    result = answering.load(LEAST_TEXT)
+    with client_of(api_of(result, config)) as client:
+        (vector,) = Embedder(result, config.data).embed(["x" * 600])
         np.testing.assert_allclose(ask(client, "x" * 600).json()["data"][0]["embedding"], vector, atol=1e-6)
         answer = client.post("/v1/completions", json={"prompt": "hello"})
         assert answer.status_code == 404 and "/v1/embeddings" in answer.json()["error"]["message"]

@@ -47,45 +47,30 @@ def ask(api: Api, question: str, seed: int = 0, **how: Any) -> tuple[Answer, Ear
 
 @pytest.fixture
 def api() -> Any:
-    made = make_api()
-    yield made
-    if made.engine._thread.is_alive():
-        made.engine.stop()
+    api = make_api()
+    yield api
+    if api.engine.is_alive:
+        api.engine.stop()
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
+def test_answers_are_those_given_alone(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They join one by one while others are being written, each by its own settings."""
+    settings: list[dict[str, Any]] = [
         {},
         {"temperature": 1.0, "seed": 3},
         {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "seed": 4},
         {"repetition_penalty": 2.0},
         {"no_repeat_ngram_size": 1},
-    ],
-)
-def test_answers_are_those_given_alone(api: Api, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]) -> None:
-    """They join one by one while others are being written."""
+    ]
     gate = Gate(api, monkeypatch)
     gate.may_go.set()
-    asked = [ask(api, question, **how) for question in QUESTIONS]
-    api.engine.submit([answer for answer, _ in asked])
+    answers = [ask(api, question, **how) for how in settings for question in QUESTIONS]
+    api.engine.queue_limit = len(answers)
+    api.engine.submit([answer for answer, _ in answers])
     api.engine.start()
-    for (_, ear), question in zip(asked, QUESTIONS, strict=True):
-        assert ear.text() == alone(prompt_ids(question), **how)
+    expected = [alone(prompt_ids(question), **how) for how in settings for question in QUESTIONS]
+    assert [ear.text() for _, ear in answers] == expected
     assert gate.rows[:3] == [1, 2, 3], "one joins before each step"
-
-
-def test_different_settings_share_a_batch(api: Api) -> None:
-    kinds: list[dict[str, Any]] = [
-        {},
-        {"temperature": 1.0, "seed": 3},
-        {"temperature": 1.0, "seed": 5},
-        {"temperature": 0.5, "top_p": 0.8, "seed": 3},
-    ]
-    asked = [ask(api, "hello", **kind) for kind in kinds]
-    api.engine.submit([answer for answer, _ in asked])
-    api.engine.start()
-    assert [ear.text() for _, ear in asked] == [alone(prompt_ids("hello"), **kind) for kind in kinds]
 
 
 def test_no_more_rows_and_tokens_than_fit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,10 +83,10 @@ def test_no_more_rows_and_tokens_than_fit(api: Api, monkeypatch: pytest.MonkeyPa
         api.engine.capacity = capacity
         gate = Gate(api, monkeypatch)
         gate.may_go.set()
-        asked = [ask(api, question) for question in QUESTIONS]
-        api.engine.submit([answer for answer, _ in asked])
+        answers = [ask(api, question) for question in QUESTIONS]
+        api.engine.submit([answer for answer, _ in answers])
         api.engine.start()
-        assert [ear.text() for _, ear in asked] == [alone(prompt_ids(question)) for question in QUESTIONS]
+        assert [ear.text() for _, ear in answers] == [alone(prompt_ids(question)) for question in QUESTIONS]
         assert max(gate.rows) == most
         api.engine.stop()
 
@@ -129,13 +114,13 @@ def test_an_answer_that_nobody_waits_for_leaves(api: Api, monkeypatch: pytest.Mo
     api.engine.capacity = replace(api.engine.capacity, rows=1)
     gate = Gate(api, monkeypatch)
     api.engine.start()
-    (first, gone), (second, kept), (third, never) = (ask(api, question) for question in QUESTIONS[:3])
+    (first, first_ear), (second, second_ear), (third, never) = (ask(api, question) for question in QUESTIONS[:3])
     api.engine.submit([first, second, third])
     assert gate.reached.wait(60)
-    first.is_left = third.is_left = True
+    first.is_abandoned = third.is_abandoned = True
     gate.may_go.set()
-    assert kept.text() == alone(prompt_ids(QUESTIONS[1]))
-    assert gone.heard[-1].problem == "left" and len(first.tokens) <= 1
+    assert second_ear.text() == alone(prompt_ids(QUESTIONS[1]))
+    assert first_ear.heard[-1].problem == "left" and len(first.tokens) <= 1
     assert never.heard == [Update(problem="left")]
     api.engine.stop()
     assert not api.engine.decoder.cache.sources, "its memory is free"
@@ -175,16 +160,16 @@ def test_want_of_memory_is_met_by_freeing_and_trying_again(
 def test_the_budget_says_how_much_is_written_at_once() -> None:
     longest = AnswerBatch(64, 512, 128, sampled=True)
     shape = replace(SHAPE, d_kv=64, num_heads=8, num_decoder_layers=6)
-    held = HeldModel.of(shape, "float32", "float32", 200 * MIB)
+    model_held = HeldModel.of(shape, "float32", "float32", 200 * MIB)
     token = 2 * 6 * 8 * 64 * 4
-    wide = capacity_of(held, longest, 4 * GIB, 8 * MIB)
+    wide = capacity_of(model_held, longest, 4 * GIB, 8 * MIB)
     assert wide is not None and (wide.rows, wide.tokens) == (64, 64 * 640)
     assert sum(wide.parts.values()) <= 4 * GIB
-    narrow = capacity_of(held, longest, 512 * MIB, 8 * MIB)
+    narrow = capacity_of(model_held, longest, 512 * MIB, 8 * MIB)
     assert narrow is not None and 640 <= narrow.tokens < wide.tokens
     assert sum(narrow.parts.values()) <= 512 * MIB < sum(narrow.parts.values()) + 2 * token
-    assert capacity_of(held, longest, 230 * MIB, 8 * MIB) is None
-    reading = capacity_of(held, longest, 512 * MIB, 28 * MIB)
+    assert capacity_of(model_held, longest, 230 * MIB, 8 * MIB) is None
+    reading = capacity_of(model_held, longest, 512 * MIB, 28 * MIB)
     assert reading is not None and 15 * MIB < (narrow.tokens - reading.tokens) * token <= 20 * MIB
-    few = capacity_of(held, replace(longest, rows=3), 4 * GIB, 8 * MIB)
+    few = capacity_of(model_held, replace(longest, rows=3), 4 * GIB, 8 * MIB)
     assert few is not None and few.rows == 3

@@ -75,6 +75,7 @@ def test_the_budget_holds_or_is_refused(folder: Path) -> None:
         model.answer(["hello"], memory_budget="64M")
 
 
+@pytest.mark.slow  # The same of an installed package is tested beside its wheel.
 def test_one_import_from_a_checkout(folder: Path) -> None:
     words = (
         f"from frugalt5 import Model; (answer,) = Model({str(folder)!r}, device='cpu').answer(['hello']); assert answer"

@@ -42,15 +42,15 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    made = Served(make_api())
-    yield made
-    made.end()
+    served = Served(make_api())
+    yield served
+    served.end()
 
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    with served.client() as made:
-        yield made
+    with served.client() as client:
+        yield client
 
 
 def chat(client: openai.OpenAI, **how: Any) -> Any:
@@ -73,8 +73,14 @@ def test_a_request_that_outlasts_the_end_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_chat(client: openai.OpenAI) -> None:
     answer = chat(client, max_tokens=9)
-    assert answer.choices[0].message.content == alone(prompt_ids("hello"), max_new_tokens=9)
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 9)
+    (choice,) = answer.choices
+    assert (answer.object, answer.model, choice.message.role) == ("chat.completion", NAME, "assistant")
+    assert choice.message.content == alone(prompt_ids("hello"), max_new_tokens=9) and choice.finish_reason == "length"
+    assert answer.usage.model_dump(include={"prompt_tokens", "completion_tokens", "total_tokens"}) == {
+        "prompt_tokens": 6,
+        "completion_tokens": 9,
+        "total_tokens": 15,
+    }
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -103,8 +109,8 @@ def test_clients_at_once_get_what_they_would_get_alone(client: openai.OpenAI) ->
 
     def ask(number: int) -> None:
         messages = [{"role": "user", "content": questions[number]}]
-        made = client.chat.completions.create(model=NAME, messages=messages)  # type: ignore[call-overload]
-        answers[number] = made.choices[0].message.content
+        answer = client.chat.completions.create(model=NAME, messages=messages)  # type: ignore[call-overload]
+        answers[number] = answer.choices[0].message.content
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(questions))]
     for thread in threads:
@@ -166,4 +172,4 @@ def test_a_client_that_leaves_ends_its_work(monkeypatch: pytest.MonkeyPatch, is_
     assert has_left.wait(60)
     gate.may_go.set()
     served.end()
-    assert sum(gate.rows) == 1 and api.engine.meters.left == 1, "no step was taken for it any more"
+    assert sum(gate.rows) == 1 and api.engine.meters.abandoned == 1, "no step was taken for it any more"
