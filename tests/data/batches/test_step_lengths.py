@@ -66,7 +66,7 @@ def test_they_are_those_of_the_batches(tmp_path: Path, objective: str, grouped: 
 def test_many_steps_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, made = prepared(tmp_path, "pairs")
     loader = loader_of(made.train_dir, made.objective, config)
-    monkeypatch.setattr(module, "MOST_PLACES", 80)
+    monkeypatch.setattr(module, "MOST_POSITIONS", 80)
     found = step_lengths(loader, made.train_dir, range(1000), 8)
     assert not found.is_complete and found.sources.shape == (10, 8)
     monkeypatch.setattr(module, "MOST_ROWS", 10)
@@ -75,7 +75,7 @@ def test_many_steps_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("grouped", "limits"), [(True, {"MOST_PLACES": 16}), (False, {"MOST_ROWS": 10, "MOST_MADE_ROWS": 16})]
+    ("grouped", "limits"), [(True, {"MOST_POSITIONS": 16}), (False, {"MOST_ROWS": 10, "MOST_MADE_ROWS": 16})]
 )
 def test_the_longest_row_of_all_is_among_those_that_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: bool, limits: dict[str, int]
