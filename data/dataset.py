@@ -40,7 +40,7 @@ ROWS_PER_BATCH_KEY = b"rows_per_batch"
 MOST_DIGITS = 9  # A longer number of rows per batch is not taken.
 MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
 KEPT_BYTES = 64 * 1024**2  # Decoded rows that stay in memory beside the one that is read.
-MOST_PROBLEMS = 20  # Of one dataset's columns no more are listed.
+MOST_PROBLEMS = 20  # No more problems of columns are listed.
 NUMBERS = (pa.IntegerArray, pa.FloatingPointArray)  # Dates and times are none.
 CHANGED = say("its size has changed since it was opened")
 MOST_OPEN_FILES = 64  # The system's limit on open files is often 1024, or 256.
