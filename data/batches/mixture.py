@@ -1,8 +1,8 @@
 """The source of each row of a run, where several sources are mixed by weight.
 
 Positions are cut into turns of 65,536, and each source has a fixed quota of a turn, by its weight. Which position of a
-turn belongs to which source is a keyed permutation of the turn; so the mixture is exact over a turn, even within it, and a
-pure function of (seed, position) like `Order`, which gives the rows of each source: none comes twice before all came
+turn belongs to which source is a keyed permutation of the turn; so the mixture is exact over a turn, even within it,
+and a pure function of (seed, position) like `Order`, which gives the rows of each source: none comes twice before all came
 once.
 """
 

@@ -27,7 +27,7 @@ from settings.tasks import task_named
 Counts = NDArray[np.int64]
 Labels = NDArray[np.float64]
 Column = tuple[Ids | Labels, Counts]  # of all rows end to end, and the length of each
-# Letters of a beginning for each id that is needed, more than most tokens have; a text of longer tokens is encoded whole:
+# So many letters for each id that is needed, more than most tokens have; a text of longer tokens is encoded whole.
 HEAD_CHARS = 16
 MOST_UNKNOWN_SHARE = 0.2  # Of a protein without blanks, ProtT5's tokenizer knows the first letter.
 

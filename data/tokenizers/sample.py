@@ -89,8 +89,9 @@ class _Spool:
         self.folder = folder
         self.top = top
         self.bytes = 0
-        # It is closed by `close`.
-        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # type: ignore[arg-type]  # noqa: SIM115
+        # `close` closes it.
+        where = None if folder is None else str(folder)
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=where)  # noqa: SIM115
 
     def add(self, key: int, data: bytes) -> None:
         """Keep a row, unless its key is too high."""
