@@ -2,8 +2,8 @@
 
 Positions are cut into turns of 65,536, and each source has a fixed quota of a turn, by its weight. Which position of a
 turn belongs to which source is a keyed permutation of the turn; so the mixture is exact over a turn, even within it,
-and a pure function of (seed, position) like `Order`, which gives the rows of each source: none comes twice before all came
-once.
+and a pure function of (seed, position) like `Order`, which gives the rows of each source: none comes twice before all
+came once.
 """
 
 from __future__ import annotations

@@ -244,11 +244,9 @@ class Writing:
             remove(folder)
             self.states = Parts(folder / STATES, states_identity, ".json")
         self.digests = Parts(folder / DIGESTS, identity, ".bin")
-        state = self._last_state(names, earlier)
         try:
+            state = self._last_state(names, earlier)
             self.splits = {name: Split(folder / name, job, vocab_size, state["splits"][name]) for name in names}
-            if earlier and earlier[-1] != self._num_shards():
-                raise ValueError("a state between is missing")
         except (ValueError, FileNotFoundError):
             remove(folder / STATES)
             raise UserError(
@@ -261,7 +259,11 @@ class Writing:
             self._save()
 
     def _last_state(self, names: Sequence[str], earlier: Sequence[int]) -> dict[str, Any]:
-        """The last of the earlier states, with the finished shards of all of them; without any, that of a beginning."""
+        """The last of the earlier states, with the finished shards of all of them; without any, that of a beginning.
+
+        Raises:
+            ValueError: one between is missing.
+        """
         state: dict[str, Any] = {"splits": dict.fromkeys(names), "dropped": {}}
         shards: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for number in earlier:
@@ -269,6 +271,8 @@ class Writing:
             for name in names:
                 shards[name] += state["splits"][name]["writer"]["shards"]
                 state["splits"][name]["writer"]["shards"] = shards[name]
+        if sum(map(len, shards.values())) != max(earlier, default=0):
+            raise ValueError("a state is missing")
         return state
 
     def run(self, tokenizer_dir: Path, workers: int) -> dict[str, Any]:
