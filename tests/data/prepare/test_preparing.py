@@ -316,9 +316,10 @@ def test_without_a_file_the_sample_is_used(configure: Any, tmp_path: Path, monke
     """It is made of the sources of a Python, here of a small one."""
     library = tmp_path / "python"
     library.mkdir()
-    for module in Path(sysconfig.get_paths()["stdlib"]).glob("[a-d]*.py"):
+    paths = sysconfig.get_paths()
+    for module in Path(paths["stdlib"]).glob("[a-d]*.py"):
         shutil.copy(module, library)
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(library)})
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {**paths, "stdlib": str(library)})
     prepared = prepare(configure(max_samples=100))
     assert prepared.objective == "span" and prepared.counts["train_texts"] == 99
     pairs = prepare(configure(is_finetune=True, max_samples=100))
