@@ -50,7 +50,7 @@ def test_the_estimate_is_like_all_rows(configure: Configure, file: Path, tmp_pat
 
 
 def test_a_tokenizer_that_is_not_trained_yet_has_a_stand_in(configure: Configure, tmp_path: Path) -> None:
-    words = "quick brown foxes jump over lazy dogs while seven wizards watch".split()
+    words = ["quick", "brown", "foxes", "jump", "over", "lazy", "dogs", "while", "seven", "wizards", "watch"]
     draw = np.random.default_rng(1)
     rows = [{"prompt": " ".join(draw.choice(words, 12)), "response": str(draw.choice(words))} for _ in range(600)]
     path = write(tmp_path / "words.jsonl", rows)
