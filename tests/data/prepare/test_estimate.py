@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data.prepare.estimate import TIMES_LONGER, LengthEstimate, estimate_lengths, misfit
@@ -78,6 +80,16 @@ def test_rows_are_counted_as_they_are_learnt(
     counted = prepare(config).counts
     assert estimate is not None
     assert estimate.about_rows == pytest.approx(counted["train_rows"] + counted["validation_rows"], rel=close)
+
+
+def test_rows_of_parquet_files_are_counted_by_all_footers(configure: Configure, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(20):
+        rows = [{"prompt": "p" * (1 if number % 2 else 900), "response": f"r{row}"} for row in range(1 + 9 * number)]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{number:02d}.parquet")
+    estimate = estimate_of(configure(train_file=folder))
+    assert estimate is not None and estimate.about_rows == sum(1 + 9 * number for number in range(20))
 
 
 def test_text_and_shards_have_no_estimate_and_a_missing_column_is_refused(
