@@ -278,14 +278,14 @@ def test_damaged_shards_are_made_anew_in_the_cache_and_refused_elsewhere(
 
         damage(next(elsewhere.glob(name)))
         in_cache = shutil.copytree(elsewhere, tmp_path / "cache" / f"shards-named{number}")
-        for folder, named in (
+        for folder, changed_config in (
             (elsewhere, into(elsewhere, config)),
             (in_cache, configure(train_file=in_cache)),
         ):
             changed = contents(folder)
             if "tokenizer" not in name:  # A damaged tokenizer is refused where it is read next.
                 with pytest.raises(UserError, match=f"{folder}"):
-                    in_child(prepare, named, checked=splits)
+                    in_child(prepare, changed_config, checked=splits)
             assert contents(folder) == changed
 
 

@@ -86,7 +86,8 @@ def corpus(folder: Path, rows: int, in_turns: bool = False) -> Path:
         text = " ".join(draw.choices("abcdefgh", k=draw.randrange(1, 80))) if row % 10 else "the same each time"
         pair = {"prompt": f"{row % 10 and row} {text}", "response": text}
         talk = {"messages": [[f"{turn}?", f"{text[:40]} {turn}"] for turn in range(row % 5)]}
-        lines.append("{broken" if row % 97 == 5 else json.dumps(talk if in_turns else pair))
+        line = json.dumps(talk if in_turns else pair)
+        lines.append("{broken" if row % 97 == 5 else line)
     path = folder / f"{in_turns}.jsonl"
     path.write_text("\n".join(lines) + "\n", encoding="utf8")
     return path

@@ -73,7 +73,7 @@ def test_a_folder_is_written_as_it_was_given(
     )
     tokenizer = Tokenizer.load(folder)
     tokenizer.save(tmp_path / "run")
-    contents = [{path.name: path.read_bytes() for path in place.iterdir()} for place in (folder, tmp_path / "run")]
+    contents = [{path.name: path.read_bytes() for path in files.iterdir()} for files in (folder, tmp_path / "run")]
     assert contents[0] == contents[1]
     again = Tokenizer.load(tmp_path / "run")
     sample = list(texts(50, 3, ("<n>", "<extra_id_3>", "<mask>"), long_letters=100))

@@ -100,17 +100,17 @@ def test_transformers_loads_the_folder(tmp_path: Path, kind: str, with_model_con
     ours.save(tmp_path)
     if with_model_config:
         transformers.T5Config(vocab_size=ours.size).save_pretrained(tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert (theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id) == (0, 1, 2)
-    assert theirs.convert_tokens_to_ids("<extra_id_0>") == ours.sentinel_ids[0]
-    batch = theirs(TEXTS, padding=True)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert (reference.pad_token_id, reference.eos_token_id, reference.unk_token_id) == (0, 1, 2)
+    assert reference.convert_tokens_to_ids("<extra_id_0>") == ours.sentinel_ids[0]
+    batch = reference(TEXTS, padding=True)
     for text, ids, mask in zip(TEXTS, batch["input_ids"], batch["attention_mask"], strict=True):
         real = [number for number, is_real in zip(ids, mask, strict=True) if is_real]
         assert real == [*ours.encode_batch([text])[0].tolist(), ours.eos_id]
         assert set(ids[len(real) :]) <= {0}
-        assert theirs.decode(ids, skip_special_tokens=True) == text
+        assert reference.decode(ids, skip_special_tokens=True) == text
     assert (
-        theirs("a <extra_id_0> b")["input_ids"][:-1]
+        reference("a <extra_id_0> b")["input_ids"][:-1]
         == ours.encode_batch(["a <extra_id_0> b"], special=True)[0].tolist()
     )
 
@@ -118,10 +118,10 @@ def test_transformers_loads_the_folder(tmp_path: Path, kind: str, with_model_con
 @pytest.mark.slow
 def test_byte_ids_are_those_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.ByT5Tokenizer()
+    reference = transformers.ByT5Tokenizer()
     for text in TEXTS:
-        assert theirs(text)["input_ids"][:-1] == BYTES.encode_batch([text])[0].tolist()
-    sentinels = theirs.convert_tokens_to_ids([f"<extra_id_{number}>" for number in range(125)])
+        assert reference(text)["input_ids"][:-1] == BYTES.encode_batch([text])[0].tolist()
+    sentinels = reference.convert_tokens_to_ids([f"<extra_id_{number}>" for number in range(125)])
     assert sentinels == list(BYTES.sentinel_ids)
 
 
