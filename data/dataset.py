@@ -35,14 +35,15 @@ from data.sources.tables import parquet_batch_rows, parquet_file
 from settings.errors import UserError, refuse
 from settings.fields import listed
 
-ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows
-MOST_DIGITS = 9  # of that number
+# In the schema of files whose batches, but the last, all have that many rows:
+ROWS_PER_BATCH_KEY = b"rows_per_batch"
+MOST_DIGITS = 9  # A longer number of rows per batch is not taken.
 MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
-KEPT_BYTES = 64 * 1024**2  # of rows that are decoded, beside the one that is read
-MOST_PROBLEMS = 20  # that are listed of one dataset's columns
-NUMBERS = (pa.IntegerArray, pa.FloatingPointArray)  # dates and times are none
+KEPT_BYTES = 64 * 1024**2  # Decoded rows that stay in memory beside the one that is read.
+MOST_PROBLEMS = 20  # No more problems of columns are listed.
+NUMBERS = (pa.IntegerArray, pa.FloatingPointArray)  # Dates and times are none.
 CHANGED = say("its size has changed since it was opened")
-MOST_OPEN_FILES = 64  # the system's limit on open files is often 1024, or 256
+MOST_OPEN_FILES = 64  # The system's limit on open files is often 1024, or 256.
 
 
 class Reopened:
@@ -106,7 +107,7 @@ class ArrowTable:
 
     schema: pa.Schema
     num_rows: int
-    _starts: Sequence[int]  # the first row of each batch
+    _starts: Sequence[int]  # The first row of each batch.
 
     def __init__(self, source: Source, mode: str, last: LastBatch) -> None:
         self.source = source
@@ -141,21 +142,18 @@ class ArrowTable:
         inside = row - self._starts[number]
         if self._last.key == (self, number):
             return _plain_row(self._last.batch, inside, columns)
-        self._last.forget()  # before the next is read: two batches are never held
-        self._open()
-        batch = self._batch(number)
-        if self.mode != REOPEN and batch.get_total_buffer_size() <= KEPT_BYTES:
-            self._last.batch = batch
-            self._last.key = self, number
-        return _plain_row(batch, inside, columns)
-
-    def _open(self) -> None:
+        self._last.forget()  # Two batches are never held.
         if self._file is None:
             file = OPENERS[self.mode](str(self.source.path))
             if file.size() != self._size:
                 raise pa.ArrowInvalid(CHANGED)
             self._reader = self._reader_of(file)
             self._file = file
+        batch = self._batch(number)
+        if self.mode != REOPEN and batch.get_total_buffer_size() <= KEPT_BYTES:
+            self._last.batch = batch
+            self._last.key = self, number
+        return _plain_row(batch, inside, columns)
 
     def _reader_of(self, file: pa.NativeFile) -> Any:
         return pa.ipc.open_file(file)
@@ -171,7 +169,7 @@ class ArrowTable:
         self._reader = None
 
 
-class ArrowStream(ArrowTable):
+class StreamTable(ArrowTable):
     """The same of an Arrow stream, which lists its batches nowhere.
 
     Memory: 16 bytes a record batch.
@@ -187,11 +185,11 @@ class ArrowStream(ArrowTable):
         self._offsets = array("q")
         rows = array("q")
         file.seek(0)
-        pa.ipc.read_message(file)  # the schema
+        pa.ipc.read_message(file)  # The first message is the schema.
         while (offset := file.tell()) < self._size:
             try:
                 message = pa.ipc.read_message(file)
-            except EOFError:  # the mark of the end
+            except EOFError:  # A mark ends the stream.
                 break
             self._offsets.append(offset)
             rows.append(pa.ipc.read_record_batch(message, self.schema).num_rows)
@@ -209,15 +207,16 @@ class RowGroup:
     """The last decoded rows of a row group of a Parquet file, up to 64 MiB.
 
     Args:
-        batches: that follow each other.
+        number: of the group in its file. batches: all its rows, in their order.
     """
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, number: int, batches: Iterator[pa.RecordBatch]) -> None:
+        self.number = number
+        self.first = 0  # The first row that is still in memory.
+        self._end = 0  # The row behind the last that was decoded.
         self._batches = batches
-        self._kept: deque[tuple[int, pa.RecordBatch]] = deque()  # each with its first row
-        self._kept_bytes = 0
-        self._end = 0  # the row behind them
-        self.first = 0  # of their rows
+        self._decoded: deque[tuple[int, pa.RecordBatch]] = deque()  # Each batch with its first row.
+        self._decoded_bytes = 0
 
     def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
         """Copy out a row that is not before the first."""
@@ -225,13 +224,13 @@ class RowGroup:
             batch = next(self._batches, None)
             if batch is None:
                 raise pa.ArrowInvalid("a row group has fewer rows than the footer says")
-            self._kept.append((self._end, batch))
+            self._decoded.append((self._end, batch))
             self._end += batch.num_rows
-            self._kept_bytes += batch.nbytes
-            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-                self._kept_bytes -= self._kept.popleft()[1].nbytes
-            self.first = self._kept[0][0]
-        first, batch = self._kept[bisect_right(self._kept, row, key=lambda kept: kept[0]) - 1]
+            self._decoded_bytes += batch.nbytes
+            while self._decoded_bytes > KEPT_BYTES and len(self._decoded) > 1:
+                self._decoded_bytes -= self._decoded.popleft()[1].nbytes
+            self.first = self._decoded[0][0]
+        first, batch = self._decoded[bisect_right(self._decoded, row, key=operator.itemgetter(0)) - 1]
         return _plain_row(batch, row - first, columns)
 
 
@@ -254,35 +253,27 @@ class ParquetTable:
         groups = map(self.metadata.row_group, range(self.metadata.num_row_groups))
         self._starts, self.num_rows = starts(group.num_rows for group in groups)
         self._file: pq.ParquetFile | None = None
-        self._group_number = -1
-        self._group = RowGroup(iter(()))
+        self._group: RowGroup | None = None
 
     def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
         """Copy a row out of its row group."""
         number = bisect_right(self._starts, row) - 1
         inside = row - self._starts[number]
-        if number != self._group_number or inside < self._group.first:
-            self._begin(number, columns)
+        if self._group is None or number != self._group.number or inside < self._group.first:
+            self._group = None
+            pa.default_memory_pool().release_unused()
+            if self._file is None:
+                self._file = parquet_file(self.source.path, metadata=self.metadata)
+            rows = parquet_batch_rows(self.metadata)
+            batches = self._file.iter_batches(rows, [number], list(columns), use_threads=False)
+            self._group = RowGroup(number, batches)
         values = self._group.read(inside, columns)
         if self.mode == REOPEN:
             self.close()
         return values
 
-    def _begin(self, number: int, columns: Sequence[str]) -> None:
-        self._forget()
-        pa.default_memory_pool().release_unused()
-        if self._file is None:
-            self._file = parquet_file(self.source.path, metadata=self.metadata)
-        rows = parquet_batch_rows(self.metadata)
-        self._group = RowGroup(self._file.iter_batches(rows, [number], list(columns), use_threads=False))
-        self._group_number = number
-
-    def _forget(self) -> None:
-        self._group = RowGroup(iter(()))
-        self._group_number = -1
-
     def close(self) -> None:
-        self._forget()
+        self._group = None
         if self._file is not None:
             self._file.close()
         self._file = None
@@ -290,7 +281,7 @@ class ParquetTable:
 
 TABLES: dict[str, type[ArrowTable] | type[ParquetTable]] = {
     ARROW_FILE: ArrowTable,
-    ARROW_STREAM: ArrowStream,
+    ARROW_STREAM: StreamTable,
     PARQUET: ParquetTable,
 }
 
@@ -303,7 +294,7 @@ def _plain_row(batch: pa.RecordBatch, inside: int, columns: Sequence[str]) -> di
 
 
 def _plain(cell: pa.Array) -> Any:
-    cell.validate(full=True)  # offsets of a damaged file would be followed out of it
+    cell.validate(full=True)  # Offsets of a damaged file would be followed out of it.
     scalar = cell[0]
     numbers = scalar.values if isinstance(scalar, pa.ListScalar) else None
     if isinstance(numbers, NUMBERS) and not numbers.null_count:
@@ -346,8 +337,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         *,
         mode: str | None = None,
     ) -> None:
-        default_mode = REOPEN if ultra_low_mem else MMAP
-        self.mode = mode or default_mode
+        self.mode = mode or (REOPEN if ultra_low_mem else MMAP)
         if self.mode not in MODES:
             raise UserError("mode = {mode}, is not known; allowed: {modes}", mode=self.mode, modes=join(", ", MODES))
         if ultra_low_mem and self.mode != REOPEN:
@@ -356,9 +346,21 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         self._last = LastBatch()
         self._files = [self._table(source) for path in paths for source in find(str(path), "path")]
         self.columns = list(self._files[0].columns if columns is None else columns)
-        self._check_columns()
+        problems = [
+            say(
+                "{path}: column {name} {problem}; columns: {columns}",
+                path=file.source.path,
+                name=name,
+                problem=say("occurs twice") if name in file.columns else say("is missing"),
+                columns=listed(file.columns),
+            )
+            for file in self._files
+            for name in dict.fromkeys(self.columns)
+            if file.columns.count(name) != 1
+        ]
+        refuse(problems[:MOST_PROBLEMS])
         self._starts, self._num_rows = starts(file.num_rows for file in self._files)
-        self._recent: deque[int] = deque()  # files that hold something open, the one opened longest ago first
+        self._recent: deque[int] = deque()  # Files that hold something open, the one opened longest ago first.
         self._pid = os.getpid()
 
     def _table(self, source: Source) -> ArrowTable | ParquetTable:
@@ -376,21 +378,6 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         with reading(source):
             return TABLES[source.kind](source, self.mode, self._last)
 
-    def _check_columns(self) -> None:
-        problems = [
-            say(
-                "{path}: column {name} {problem}; columns: {columns}",
-                path=file.source.path,
-                name=name,
-                problem=say("occurs twice") if name in file.columns else say("is missing"),
-                columns=listed(file.columns),
-            )
-            for file in self._files
-            for name in dict.fromkeys(self.columns)
-            if file.columns.count(name) != 1
-        ]
-        refuse(problems[:MOST_PROBLEMS])
-
     def __len__(self) -> int:
         return self._num_rows
 
@@ -406,7 +393,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         if not -self._num_rows <= row < self._num_rows:
             raise IndexError(f"row {index} of {self._num_rows}")
         row %= self._num_rows
-        if self._pid != os.getpid():  # handles of the parent process are not ours
+        if self._pid != os.getpid():  # Handles of the parent process are not ours.
             self.close()
             self._pid = os.getpid()
         number = bisect_right(self._starts, row) - 1
@@ -457,7 +444,8 @@ class TokenStream(Sequence[dict[str, Any]]):
             raise IndexError(f"window {index} of {len(self)}")
         begin = index * self.window_tokens
         end = begin + self.window_tokens
-        first, last = begin // self.row_tokens, (end - 1) // self.row_tokens
+        first = begin // self.row_tokens
+        last = (end - 1) // self.row_tokens
         tokens = np.concatenate([self.dataset[row]["tokens"] for row in range(first, last + 1)])
         window = tokens[begin - first * self.row_tokens : end - first * self.row_tokens].astype(np.int64)
         if len(window) != self.window_tokens:

@@ -20,9 +20,11 @@ from common.screen import raw, visible
 from common.terminal import fitted
 from settings.fields import counted
 
-FIRST_SECONDS = 2.0  # quick work needs no display
-TERMINAL_SECONDS, PLAIN_SECONDS = 0.5, 10.0
-WIDEST, NARROWEST = 118, 20  # columns of the line that renews itself
+FIRST_SECONDS = 2.0  # Quick work needs no display.
+TERMINAL_SECONDS = 0.5
+PLAIN_SECONDS = 10.0
+WIDEST = 118  # Columns of the line that renews itself.
+NARROWEST = 20
 _file: Path | None = None
 
 
@@ -32,11 +34,12 @@ def noted_in(file: Path | None) -> Iterator[None]:
     written.
     """
     global _file
-    before, _file = _file, file
+    outer = _file
+    _file = file
     try:
         yield
     finally:
-        _file = before
+        _file = outer
 
 
 def text_bytes(rows: Iterable[Iterable[str]]) -> int:
@@ -56,9 +59,14 @@ class ProgressLine:
     def __init__(
         self, what: str, rows: int = 0, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.what, self.rows, self.bytes = what, rows, 0
-        self._stream, self._clock, self._earlier = raw(stream or sys.stderr), clock, rows
-        self._is_terminal, self._is_shown = self._stream.isatty(), False
+        self.what = what
+        self.rows = rows
+        self.bytes = 0
+        self._rows_before = rows
+        self._stream = raw(stream or sys.stderr)
+        self._is_terminal = self._stream.isatty()
+        self._is_shown = False
+        self._clock = clock
         self._began = clock()
         self._next = self._began + FIRST_SECONDS
 
@@ -71,7 +79,7 @@ class ProgressLine:
             return
         self._next = now + (TERMINAL_SECONDS if self._is_terminal else PLAIN_SECONDS)
         seconds = max(now - self._began, 1e-9)
-        speed = (self.rows - self._earlier) / seconds
+        speed = (self.rows - self._rows_before) / seconds
         text = say(
             "{what}: {rows}, {speed} rows/s, {bytes} MB/s",
             what=self.what,
@@ -95,13 +103,13 @@ class ProgressLine:
             self._write(f"\r{'':<{self._columns()}}\r")
 
     def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # nobody looks any more: the work goes on
+        with suppress(OSError, ValueError):  # Where nobody looks any more, the work goes on.
             self._stream.write(text)
             self._stream.flush()
 
     def _columns(self) -> int:
         """What the line may take: one that is wider than its terminal would leave its first part behind each time."""
-        columns = 0
+        columns = WIDEST + 1
         with suppress(OSError, ValueError):
-            columns = os.get_terminal_size(self._stream.fileno()).columns
-        return min(WIDEST, max(NARROWEST, columns - 1)) if columns else WIDEST
+            columns = os.get_terminal_size(self._stream.fileno()).columns or columns
+        return min(WIDEST, max(NARROWEST, columns - 1))

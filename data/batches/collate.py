@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from devices.sizes import LENGTH_MULTIPLE
 
-IGNORED_LABEL = -100  # the loss skips these places, as in Hugging Face models
+IGNORED_LABEL = -100  # The loss skips these labels, as in Hugging Face models.
 
 
 @dataclass(frozen=True, slots=True)

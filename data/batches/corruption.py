@@ -4,12 +4,10 @@
   mask follows `random_spans_noise_mask` of github.com/google-research/text-to-text-transfer-transformer.
 - Prefix language modelling (Raffel et al. 2020, section 3.2.1): the encoder sees a beginning, the decoder goes on.
 - UL2: a mixture of seven denoisers (Tay et al. 2022, section 3.1.2), drawn evenly for each row: R (span 3 and 8,
-density
-  0.15), S (prefix, a quarter is the target on average), X (span 3, 8 and 64 at density 0.5, and span 64 at 0.15). The
-  paper's mode tokens are left out; it calls them optional.
+  density 0.15), S (prefix, a quarter is the target on average), X (span 3, 8 and 64 at density 0.5, and span 64 at
+  0.15). The paper's mode tokens are left out; it calls them optional.
 - Denoising: single tokens become a mask, the target is the whole window (as for ProtT5, Elnaggar et al. 2021; the mask
-is
-  the first sentinel everywhere, as `noise_token_to_sentinel` of T5 has it).
+  is the first sentinel everywhere, as `noise_token_to_sentinel` of T5 has it).
 
 Everything is a pure function of the tokens and a random generator, which has one key per row, so a mask depends neither
 on the number of processes nor on the micro-batch.
@@ -95,8 +93,8 @@ def noise_mask(
     """
     noise_tokens, spans = _noise_counts(length, density, mean_span, num_sentinels)
     masked = _segment(rng, noise_tokens, spans)
-    kept = _segment(rng, max(length, 2) - noise_tokens, spans)
-    return np.repeat(np.tile([False, True], spans), np.stack([kept, masked], axis=1).reshape(-1))[:length]
+    unmasked = _segment(rng, max(length, 2) - noise_tokens, spans)
+    return np.repeat(np.tile([False, True], spans), np.stack([unmasked, masked], axis=1).reshape(-1))[:length]
 
 
 def span_corruption(

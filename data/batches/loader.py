@@ -34,8 +34,8 @@ from settings.tasks import task_named
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # Shards from this size on may not fit the page cache: neighbours are read together.
 BLOCK_ROWS = 256
-CONTENT_ROWS = 256  # by which it is known whether rows are the same: in a moment, of any number
-EVALUATION_SEED = 0x5EED  # evaluation sees the same masks whatever the training seed
+CONTENT_ROWS = 256  # Rows are known to be the same by so many, which takes a moment however many there are.
+EVALUATION_SEED = 0x5EED  # Evaluation sees the same masks whatever the training seed.
 
 
 class TokenRows(Sequence[dict[str, Any]]):
@@ -71,7 +71,14 @@ class TokenRows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
         row = self._rows[index]
         for name in self._id_columns:
-            self._check_ids(name, row[name], index)
+            problem = self._problem_of(name, row[name])
+            if problem:
+                raise UserError(
+                    "{place}, row {index}: {problem}; delete the folder and prepare it again",
+                    place=self._folder,
+                    index=index + 1,
+                    problem=problem,
+                )
         if self._label_column and not self._are_labels(row[self._label_column], len(row["input_ids"])):
             raise UserError(
                 "{place}, row {index}: its labels do not match the labels of the folder; delete it and prepare it "
@@ -81,24 +88,18 @@ class TokenRows(Sequence[dict[str, Any]]):
             )
         return row
 
-    def _check_ids(self, name: str, ids: Any, index: int) -> None:
-        problem = ""
+    def _problem_of(self, name: str, ids: Any) -> str:
         if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui":
-            problem = say("{name} is {kind}, not token ids", name=name, kind=type(ids).__name__)
-        elif _largest(ids) >= self._vocab_size:
-            problem = say(
-                "{name} holds the id {wrong}, the tokenizer has ids 0 to {vocab_size:,}",
-                name=name,
-                wrong=ids[(ids < 0) | (ids >= self._vocab_size)][0],
-                vocab_size=self._vocab_size - 1,
-            )
-        if problem:
-            raise UserError(
-                "{place}, row {index}: {problem}; delete the folder and prepare it again",
-                place=self._folder,
-                index=index + 1,
-                problem=problem,
-            )
+            return say("{name} is {kind}, not token ids", name=name, kind=type(ids).__name__)
+        # In one pass: read as unsigned, an id below 0 is a very large one.
+        if np.maximum.reduce(ids.view(f"u{ids.itemsize}"), initial=0) < self._vocab_size:
+            return ""
+        return say(
+            "{name} holds the id {wrong}, the tokenizer has ids 0 to {vocab_size:,}",
+            name=name,
+            wrong=ids[(ids < 0) | (ids >= self._vocab_size)][0],
+            vocab_size=self._vocab_size - 1,
+        )
 
     def _are_labels(self, labels: Any, tokens: int) -> bool:
         """Whether these are labels of a text of so many tokens: one, or one for each."""
@@ -108,11 +109,6 @@ class TokenRows(Sequence[dict[str, Any]]):
             return bool(labels.dtype.kind == "f")
         is_class = (labels == IGNORED_LABEL) | ((labels >= 0) & (labels < self._num_labels))
         return bool(labels.dtype.kind == "i" and is_class.all())
-
-
-def _largest(ids: NDArray[Any]) -> int:
-    """The largest of some ids, in one pass: one below 0 counts as a very large one."""
-    return int(np.maximum.reduce(ids.view(f"u{ids.itemsize}"), initial=0))
 
 
 class StepLoader:
@@ -160,8 +156,8 @@ class StepLoader:
             decodes=model.num_decoder_layers > 0,
         )
         format = self.task.shards
-        stored = LowMemDataset(manifest.files(split), format.columns, mode=REOPEN if ultra_low_mem else FILE)
-        rows = TokenRows(stored, format, manifest.vocab_size, split_dir, len(manifest.label_names))
+        dataset = LowMemDataset(manifest.files(split), format.columns, mode=REOPEN if ultra_low_mem else FILE)
+        rows = TokenRows(dataset, format, manifest.vocab_size, split_dir, len(manifest.label_names))
         self._rows = self.task.rows_of(rows, self.lengths)
         self.num_rows = len(self._rows)
         self._tokens = manifest.counts(split).get("tokens", 0)
@@ -174,7 +170,7 @@ class StepLoader:
         self.reference: NDArray[np.float32] | None = None
         parts = manifest.parts(split)
         part_names = [part["name"] for part in parts]
-        part_sizes = self.task.part_rows(parts, self._rows)
+        part_sizes = np.array(self.task.part_rows(parts, self._rows))
         # The order follows from the data alone: another machine must give the same one.
         size = sum(file.stat().st_size for file in manifest.files(split))
         block_rows = BLOCK_ROWS if size >= BLOCKS_FROM_BYTES else 0
@@ -184,8 +180,8 @@ class StepLoader:
             self.sets = _rows_of_sets(data.validation_file, part_names, part_sizes)
         elif data.mixture_weights is not None:
             weights = np.array(named_weights(data.mixture_weights, part_names))
-            sizes = np.array(part_sizes)
-            self._order = Mixture(sizes[sizes > 0].tolist(), weights[sizes > 0].tolist(), self.seed, block_rows)
+            has_rows = part_sizes > 0
+            self._order = Mixture(part_sizes[has_rows].tolist(), weights[has_rows].tolist(), self.seed, block_rows)
 
     def attach(self, reference: NDArray[np.float32]) -> None:
         """Let the log-probabilities of both answers of each row (rows, 2) under the reference model ride along."""
@@ -221,13 +217,14 @@ class StepLoader:
             decoder tokens (a longer row is a batch of its own); none where there are fewer rows than processes. With
             `group_by_length`, rows of a batch are of like length.
         """
-        places = step * effective_batch_size + np.arange(effective_batch_size)
-        row_numbers = self._order.rows(places)
-        keys = row_keys(self.seed, places)
-        if self.sorts_rows:  # ties stay in the order of places
+        positions = step * effective_batch_size + np.arange(effective_batch_size)
+        row_numbers = self._order.rows(positions)
+        keys = row_keys(self.seed, positions)
+        if self.sorts_rows:  # Ties stay in the order of positions.
             sorted_rows = sorted(self._read(row_numbers, keys), key=lambda row: row.lengths)[rank::num_processes]
             sorted_rows.reverse()
-            rows: Iterator[AnyRow] = (sorted_rows.pop() for _ in range(len(sorted_rows)))  # none is held that was given
+            # A row that was given is not held any more.
+            rows: Iterator[AnyRow] = (sorted_rows.pop() for _ in range(len(sorted_rows)))
         else:
             share = np.array_split(np.arange(effective_batch_size), num_processes)[rank]
             rows = self._read(row_numbers[share], keys[share])
@@ -251,30 +248,28 @@ class StepLoader:
 
     def rows_of_steps(self, steps: NDArray[np.int64], effective_batch_size: int) -> NDArray[np.int64]:
         """Numbers of the rows that steps (S,) see: (S, effective_batch_size)."""
-        places = steps[:, None] * effective_batch_size + np.arange(effective_batch_size)
-        return self._order.rows(places.ravel()).reshape(places.shape)
+        positions = steps[:, None] * effective_batch_size + np.arange(effective_batch_size)
+        return self._order.rows(positions.ravel()).reshape(positions.shape)
 
     def _read(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> Iterator[AnyRow]:
         """Read rows, each when it is asked for."""
-        return map(self._row, numbers.tolist(), keys.tolist())
-
-    def _row(self, number: int, key: int) -> AnyRow:
-        row = self.task.row(self._rows[number], key, self.row_settings)
-        if self.reference is not None:
-            row = replace(row, reference=np.array(self.reference[number]))  # type: ignore[arg-type]
-        return row
+        for number, key in zip(numbers.tolist(), keys.tolist(), strict=True):
+            row = self.task.row(self._rows[number], key, self.row_settings)
+            if self.reference is not None:
+                row = replace(row, reference=np.array(self.reference[number]))  # type: ignore[arg-type]
+            yield row
 
     def _collate(self, rows: Sequence[AnyRow]) -> Batch:
         return self.task.collate(rows, self.row_settings.special.pad)
 
 
-def _rows_of_sets(spec: str | None, parts: Sequence[str], sizes: Sequence[int]) -> dict[str, range]:
+def _rows_of_sets(spec: str | None, parts: Sequence[str], sizes: NDArray[np.int64]) -> dict[str, range]:
     """The numbers of the rows of each validation set with a name.
 
     Args:
         spec: `--validation_file`. parts, sizes: names of the parts of the split, and their rows.
     """
-    ends = np.cumsum([0, *sizes]).tolist()
+    ends = np.cumsum([0, *sizes.tolist()]).tolist()
     rows = dict(zip(parts, map(range, ends, ends[1:]), strict=True))
     names = set_names(spec)
     empty = [name for name in names if not rows.get(name)]

@@ -1,9 +1,9 @@
 """The source of each row of a run, where several sources are mixed by weight.
 
-Places are cut into turns of 65,536, and each source has a fixed quota of a turn, by its weight. Which place of a turn
-belongs to which source is a keyed permutation of the turn; so the mixture is exact over a turn, even within it, and a
-pure function of (seed, position) like `Order`, which gives the rows of each source: none comes twice before all came
-once.
+Positions are cut into turns of 65,536, and each source has a fixed quota of a turn, by its weight. Which position of a
+turn belongs to which source is a keyed permutation of the turn; so the mixture is exact over a turn, even within it,
+and a pure function of (seed, position) like `Order`, which gives the rows of each source: none comes twice before all
+came once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.language import join
-from data.batches.order import Order, mix, permute
+from data.batches.order import Order, mix, permute, row_keys
 from settings.errors import UserError
 from settings.fields import counted
 
@@ -51,8 +51,8 @@ def quotas(weights: Sequence[float]) -> list[int]:
     """Part a turn by weights: at least 1 for each, the largest remainders get what is left."""
     shares = np.array(weights, np.float64) / sum(weights) * TURN
     parts = np.maximum(np.floor(shares).astype(np.int64), 1)
-    for place in np.argsort(-(shares - parts), kind="stable")[: max(0, TURN - int(parts.sum()))]:
-        parts[place] += 1
+    by_remainder = np.argsort(-(shares - parts), kind="stable")
+    parts[by_remainder[: max(0, TURN - int(parts.sum()))]] += 1
     parts[int(np.argmax(parts))] += TURN - int(parts.sum())
     return list(parts.tolist())
 
@@ -76,15 +76,14 @@ class Mixture:
         seeds = mix(np.arange(len(sizes), dtype=np.uint64) ^ mix(np.full(len(sizes), seed, np.uint64)))
         self._orders = [Order(size, int(own), block_rows) for size, own in zip(sizes, seeds, strict=True)]
 
-    def rows(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which rows stand at places (count,) of the run, counted through all sources: (count,) int64."""
-        turns, inside = np.divmod(places, TURN)
-        keys = mix(mix(np.full(len(places), self.seed, np.uint64)) ^ turns.astype(np.uint64))
-        slots = permute(inside.astype(np.uint64), TURN, keys)
+    def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which rows stand at positions (count,) of the run, counted through all sources: (count,) int64."""
+        turns, inside = np.divmod(positions, TURN)
+        slots = permute(inside.astype(np.uint64), TURN, row_keys(self.seed, turns))
         sources = np.searchsorted(self._begins, slots, side="right") - 1
-        found = np.empty(len(places), np.int64)
+        rows = np.empty(len(positions), np.int64)
         for number in np.unique(sources):
-            here = sources == number
-            own = turns[here] * self.quotas[number] + slots[here] - self._begins[number]
-            found[here] = self._firsts[number] + self._orders[number].rows(own)
-        return found
+            is_own = sources == number
+            own = turns[is_own] * self.quotas[number] + slots[is_own] - self._begins[number]
+            rows[is_own] = self._firsts[number] + self._orders[number].rows(own)
+        return rows

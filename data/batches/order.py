@@ -35,7 +35,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def row_keys(seed: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Give each place of the run its own random key, from which its masks and its dropout follow.
+    """Give each position of the run its own random key, from which its masks and its dropout follow.
 
     Args:
         seed: 0 or more.
@@ -57,7 +57,7 @@ def permute(values: NDArray[np.uint64], size: int, keys: NDArray[np.uint64]) -> 
     bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     values = _encrypt(values, keys, bits)
     outside = np.flatnonzero(values >= size)
-    while len(outside):  # each turn lands inside with a chance of at least a quarter
+    while len(outside):  # Each turn lands inside with a chance of at least a quarter.
         values[outside] = _encrypt(values[outside], keys[outside], bits)
         outside = outside[values[outside] >= size]
     return values.astype(np.int64)
@@ -65,10 +65,13 @@ def permute(values: NDArray[np.uint64], size: int, keys: NDArray[np.uint64]) -> 
 
 def _encrypt(values: NDArray[np.uint64], keys: NDArray[np.uint64], bits: np.uint64) -> NDArray[np.uint64]:
     mask = (np.uint64(1) << bits) - np.uint64(1)
-    left, right = values >> bits, values & mask
+    upper = values >> bits
+    lower = values & mask
     for turn in range(ROUNDS):
-        left, right = right, left ^ (mix(right ^ keys ^ np.uint64(turn << 56)) & mask)
-    return (left << bits) | right
+        scrambled = upper ^ (mix(lower ^ keys ^ np.uint64(turn << 56)) & mask)
+        upper = lower
+        lower = scrambled
+    return (upper << bits) | lower
 
 
 class Order:
@@ -85,19 +88,20 @@ class Order:
     def __init__(self, num_rows: int, seed: int, block_rows: int = 0) -> None:
         if num_rows < 1:
             raise ValueError(f"num_rows = {num_rows}, must be 1 or more")
-        self.num_rows, self.seed = num_rows, seed
+        self.num_rows = num_rows
+        self.seed = seed
         self.block_rows = block_rows if num_rows > block_rows * WINDOW_BLOCKS else 0
 
-    def rows(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which rows stand at places of the run.
+    def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which rows stand at positions of the run.
 
         Args:
-            places: (count,) 0 or more, counted over all epochs.
+            positions: (count,) 0 or more, counted over all epochs.
         Returns:
             (count,) int64, each in 0 .. num_rows - 1.
         """
-        epochs, inside = np.divmod(places, self.num_rows)
-        keys = mix(mix(np.full(len(places), self.seed, np.uint64)) ^ epochs.astype(np.uint64))
+        epochs, inside = np.divmod(positions, self.num_rows)
+        keys = row_keys(self.seed, epochs)
         if not self.block_rows:
             return permute(inside.astype(np.uint64), self.num_rows, keys)
         return self._in_blocks(inside, keys)
@@ -106,16 +110,16 @@ class Order:
         """Shuffle within windows of whole blocks, then say where each block lies; a last, shorter block stays last."""
         blocks = self.num_rows // self.block_rows
         window_rows = WINDOW_BLOCKS * self.block_rows
-        windows = np.minimum(inside // window_rows, (blocks - 1) // WINDOW_BLOCKS)
-        places = np.empty_like(inside)
-        for window in np.unique(windows):
-            here = windows == window
-            begin = int(window) * window_rows
-            is_last = window == (blocks - 1) // WINDOW_BLOCKS
-            size = self.num_rows - begin if is_last else window_rows
-            window_keys = mix(keys[here] ^ np.uint64(int(window) + 1))
-            places[here] = begin + permute((inside[here] - begin).astype(np.uint64), size, window_keys)
-        block, offset = np.divmod(places, self.block_rows)
+        last_window = (blocks - 1) // WINDOW_BLOCKS
+        windows = np.minimum(inside // window_rows, last_window)
+        shuffled = np.empty_like(inside)
+        for window in np.unique(windows).tolist():
+            in_window = windows == window
+            begin = window * window_rows
+            size = self.num_rows - begin if window == last_window else window_rows
+            window_keys = mix(keys[in_window] ^ np.uint64(window + 1))
+            shuffled[in_window] = begin + permute((inside[in_window] - begin).astype(np.uint64), size, window_keys)
+        block, offset = np.divmod(shuffled, self.block_rows)
         whole = block < blocks
         block[whole] = permute(block[whole].astype(np.uint64), blocks, keys[whole])
         return block * self.block_rows + offset

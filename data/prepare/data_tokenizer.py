@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
@@ -28,9 +29,9 @@ from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO, Auto
 
-SAMPLE_BYTES = 64 * 2**20  # most text that a tokenizer is trained on, an even sample of the data
-QUALITY_ROWS = 2**17  # of the beginning of each part, that a tokenizer is measured on
-FORMAT = 3  # raise it when the same text would give another tokenizer
+SAMPLE_BYTES = 64 * 2**20  # A tokenizer is trained on an even sample of the data, of so much text at most.
+QUALITY_ROWS = 2**17  # A tokenizer is measured on the first rows of each part.
+FORMAT = 3  # Raise it when the same text would give another tokenizer.
 
 
 def tokenizer_type_of(data: DataConfig, tokenizer_type: str | Auto, training_data: TrainingData) -> str:
@@ -62,7 +63,24 @@ def tokenizer_folder(
     folder = Path(data.tokenizer_dir)
     if data.tokenizer_dir == AUTO:
         kind = tokenizer_type_of(data, tokenizer_type, training_data)
-        folder = _trained_folder(data, kind, vocab_size, training_data, once, limits)
+        check_vocabulary(kind, vocab_size)
+        facts = {
+            "format": FORMAT,
+            "sources": sources_fingerprint(training_data.sources),
+            "columns": training_data.columns.sides(),
+            "type": kind,
+            "vocab_size": vocab_size,
+            "max_samples": data.max_samples,
+            "skip": data.skip_bad_rows,
+        }
+        if data.prepare_text == PROSTT5:
+            facts["prepare"] = PROSTT5
+
+        def make(unfinished: Path) -> None:
+            train_data_tokenizer(data, kind, vocab_size, training_data, limits).save(unfinished)
+
+        folder = Path(data.cache_dir) / f"tokenizer-{fingerprint(facts)}"
+        read_once_made(folder, make, Tokenizer.load, once)
     if data.extra_tokens is None:
         return folder
     tokenizer = Tokenizer.load(folder)
@@ -73,36 +91,8 @@ def tokenizer_folder(
     companions = filter(Path.is_file, [parent / name for name in (*COMPANIONS, TEMPLATE_FILE)])
     digests = [sha256(read_bytes(path)).hexdigest() for path in companions]
     extended = Path(data.cache_dir) / f"tokenizer-{fingerprint([tokenizer.fingerprint, digests, tokens])}"
-    return _in_cache(extended, lambda partial: tokenizer.save_extended(tokens, partial), once)
-
-
-def _trained_folder(
-    data: DataConfig, kind: str, vocab_size: int, training_data: TrainingData, once: Once, limits: TrainingLimits
-) -> Path:
-    check_vocabulary(kind, vocab_size)
-    facts = {
-        "format": FORMAT,
-        "sources": sources_fingerprint(training_data.sources),
-        "columns": training_data.columns.sides(),
-        "type": kind,
-        "vocab_size": vocab_size,
-        "max_samples": data.max_samples,
-        "skip": data.skip_bad_rows,
-    }
-    if data.prepare_text == PROSTT5:
-        facts["prepare"] = PROSTT5
-    folder = Path(data.cache_dir) / f"tokenizer-{fingerprint(facts)}"
-
-    def make(partial: Path) -> None:
-        train_data_tokenizer(data, kind, vocab_size, training_data, limits).save(partial)
-
-    return _in_cache(folder, make, once)
-
-
-def _in_cache(folder: Path, make: Callable[[Path], None], once: Once) -> Path:
-    """The folder of a tokenizer in the cache, once it has been seen to load."""
-    read_once_made(folder, make, Tokenizer.load, once)
-    return folder
+    read_once_made(extended, partial(tokenizer.save_extended, tokens), Tokenizer.load, once)
+    return extended
 
 
 def read_extra_tokens(path: str) -> list[str]:

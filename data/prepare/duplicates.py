@@ -27,7 +27,7 @@ from data.sources.source import Source
 from data.text.conversations import Examples, TextRow
 
 BUCKET_ROWS = 2**21
-PART_ROWS = 2**16  # digests in a file, as many rows as a shard has
+PART_ROWS = 2**16  # Digests in a file: as many rows as a shard has.
 
 Digests = NDArray[np.uint64]
 
@@ -87,20 +87,19 @@ def find_duplicates(
 
 def repeats(paths: Sequence[Path]) -> NDArray[np.bool_]:
     """Say which digests of files, one behind the other, stand further ahead in them too."""
-    sizes = [path.stat().st_size // np.dtype(np.uint64).itemsize for path in paths]
-    starts = np.cumsum([0, *sizes])
+    starts = np.cumsum([0, *(path.stat().st_size // np.dtype(np.uint64).itemsize for path in paths)])
     doubles = np.ones(int(starts[-1]), np.bool_)
     buckets = -(-len(doubles) // BUCKET_ROWS)
     for bucket in range(buckets):
-        # Within a file first: one text may be most of the rows.
         distinct = [np.zeros(0, np.uint64)]
-        places = [np.zeros(0, np.int64)]
+        numbers = [np.zeros(0, np.int64)]
         for start, path in zip(starts, paths, strict=False):
             digests = np.fromfile(path, np.uint64)  # A file that stays mapped stays open, and a corpus has thousands.
             rows = np.flatnonzero((digests >> np.uint64(32)) % np.uint64(buckets) == bucket)
+            # Within a file first, because one text may be most of the rows.
             values, first = np.unique(digests[rows], return_index=True)
             distinct.append(values)
-            places.append(start + rows[first])
+            numbers.append(start + rows[first])
         _, first = np.unique(np.concatenate(distinct), return_index=True)
-        doubles[np.concatenate(places)[first]] = False
+        doubles[np.concatenate(numbers)[first]] = False
     return doubles

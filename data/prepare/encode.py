@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,9 @@ from settings.tasks import task_named
 Counts = NDArray[np.int64]
 Labels = NDArray[np.float64]
 Column = tuple[Ids | Labels, Counts]  # of all rows end to end, and the length of each
-HEAD_CHARS = 16  # for each id that is needed, more than most tokens have; a text of longer tokens is encoded whole
-MOST_UNKNOWN_SHARE = 0.2  # of a protein without blanks, ProtT5's tokenizer knows the first letter
+# So many letters for each id that is needed, more than most tokens have; a text of longer tokens is encoded whole.
+HEAD_CHARS = 16
+MOST_UNKNOWN_SHARE = 0.2  # Of a protein without blanks, ProtT5's tokenizer knows the first letter.
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Encoded:
         columns: per column the ids of all rows, each row with end of text, and the length of each row; of labels the
             numbers, NaN where none is learnt.
         uncut: per column the length of each row before it was cut.
-        unknown: (rows,) unknown tokens; places: (rows,) which of the rows that came in each of them is.
+        unknown: (rows,) unknown tokens; row_indices: (rows,) which of the rows that came in each of them is.
         empty: blank rows that were left out; dropped: those that cleaning left out.
         text_bytes: UTF-8 of what came in.
         references: of pairs the ids of all right answers but the first, each with end of text; None: no row has any.
@@ -47,7 +49,7 @@ class Encoded:
     columns: Sequence[Column]
     uncut: list[Counts]
     unknown: Counts
-    places: Counts
+    row_indices: Counts
     empty: int
     text_bytes: int
     dropped: Dropped = field(default_factory=Dropped)
@@ -60,20 +62,26 @@ class Encoded:
     def select(self, rows: NDArray[np.bool_]) -> Encoded:
         if rows.all():
             return self
-        columns = [_selected(column, rows) for column in self.columns]
-        uncut = [lengths[rows] for lengths in self.uncut]
-        references = None if self.references is None else _selected(self.references, rows)
-        return Encoded(columns, uncut, self.unknown[rows], self.places[rows], 0, 0, references=references)
+        return Encoded(
+            columns=[_selected(column, rows) for column in self.columns],
+            uncut=[lengths[rows] for lengths in self.uncut],
+            unknown=self.unknown[rows],
+            row_indices=self.row_indices[rows],
+            empty=0,
+            text_bytes=0,
+            references=None if self.references is None else _selected(self.references, rows),
+        )
 
     def with_references(self) -> list[Column]:
         """The columns, with all right answers of a row one behind the other."""
         if self.references is None:
             return list(self.columns)
         inputs, (ids, lengths) = self.columns
+        more_ids, more_lengths = self.references
         firsts = np.split(ids, np.cumsum(lengths)[:-1])
-        others = np.split(self.references[0], np.cumsum(self.references[1])[:-1])
-        answers = [part for pair in zip(firsts, others, strict=True) for part in pair]
-        return [inputs, (np.concatenate(answers), lengths + self.references[1])]
+        further = np.split(more_ids, np.cumsum(more_lengths)[:-1])
+        answers = np.concatenate(list(chain.from_iterable(zip(firsts, further, strict=True))))
+        return [inputs, (answers, lengths + more_lengths)]
 
 
 def _selected(column: Column, rows: NDArray[np.bool_]) -> Column:
@@ -96,6 +104,11 @@ class Encoder:
     def __call__(self, rows: Sequence[TextRow]) -> Encoded:
         usable = self.examples.usable(rows)
         columns, uncut, unknown = self.encode(usable)
+        references: Column | None = None
+        if any(usable.references):
+            answers = [self._ids(texts, 1) for texts in usable.references]
+            ended = [self.ended(ids, lengths_of_rows(ids), self.limits[1])[0] for ids in answers]
+            references = np.concatenate(ended), np.array(list(map(len, ended)), np.int64)
         return Encoded(
             columns,
             uncut,
@@ -104,28 +117,18 @@ class Encoder:
             usable.blank,
             text_bytes(rows),
             usable.dropped,
-            self._references(usable),
+            references,
         )
-
-    def _references(self, usable: Usable) -> Column | None:
-        """The right answers of each row but its first, end to end; None where no row has any."""
-        if not any(usable.references):
-            return None
-        rows = list[Ids]()
-        for texts in usable.references:
-            answers = self._ids(texts, 1)
-            rows.append(self.ended(answers, lengths_of_rows(answers), self.limits[1])[0])
-        return np.concatenate([np.zeros(0, np.int32), *rows]), np.array([len(row) for row in rows], np.int64)
 
     def encode(self, usable: Usable) -> tuple[list[Column], list[Counts], Counts]:
         """Columns, their lengths before they were cut, and the unknown tokens of each row."""
         columns = list[Column]()
         uncut = list[Counts]()
         unknown = np.zeros(len(usable.texts), np.int64)
-        for place, limit in enumerate(self.limits):
-            sides = self._ids([row[place] for row in usable.texts], place)
+        for column, limit in enumerate(self.limits):
+            sides = self._ids([row[column] for row in usable.texts], column)
             uncut.append(lengths_of_rows(sides))
-            if place == 0:
+            if column == 0:
                 sides = [self._shortened(turns, ids, limit) for turns, ids in zip(usable.turns, sides, strict=True)]
             columns.append(self.ended(sides, lengths_of_rows(sides), limit))
             unknown += self.unknown(sides)
@@ -136,12 +139,13 @@ class Encoder:
         return np.array([np.count_nonzero(ids == self.tokenizer.unk_id) for ids in sides], np.int64)
 
     def _ids(self, texts: Sequence[str], column: int) -> list[Ids]:
-        template, prepare = self.examples.template, self.examples.prepare
-        if template is None:  # text to pretrain on
-            if prepare != "none":
-                return TextEncoder(self.tokenizer, prepare).encode(texts)
-            return self.tokenizer.encode_batch(texts)
-        return self.tokenizer.encode_prompts(texts, is_chat=column == 0 and bool(template.jinja))
+        template = self.examples.template
+        if template is not None:
+            return self.tokenizer.encode_prompts(texts, is_chat=column == 0 and bool(template.jinja))
+        # Text to pretrain on:
+        if self.examples.prepare != "none":
+            return TextEncoder(self.tokenizer, self.examples.prepare).encode(texts)
+        return self.tokenizer.encode_batch(texts)
 
     def _shortened(self, turns: Sequence[Turn], ids: Ids, longest: int | None) -> Ids:
         """Leave out the oldest turns of a conversation until it fits, or only its newest question is left; rules
@@ -152,15 +156,15 @@ class Encoder:
             return ids
         rules = [turn for turn in turns if turn[0] == SYSTEM]
         spoken = [turn for turn in turns if turn[0] != SYSTEM]
-        later = [place for place, (role, _) in enumerate(spoken) if role == USER and place]
+        later = [number for number, (role, _) in enumerate(spoken) if role == USER and number]
         if not later:
             return ids
 
-        def ids_from(place: int) -> Ids:
-            return self._ids([template.prompt([*rules, *spoken[place:]])], 0)[0]
+        def ids_from(number: int) -> Ids:
+            return self._ids([template.prompt([*rules, *spoken[number:]])], 0)[0]
 
-        # the later the fewer tokens, so that a long conversation is encoded a few times, not once for each turn
-        fits = bisect_left(later, True, key=lambda place: len(ids_from(place)) < longest)
+        # The later the fewer tokens, so that a long conversation is encoded a few times, not once for each turn.
+        fits = bisect_left(later, True, key=lambda number: len(ids_from(number)) < longest)
         return ids_from(later[min(fits, len(later) - 1)])
 
     def ended(self, sides: Sequence[Ids], lengths: Counts, longest: int | None) -> tuple[Ids, Counts]:
@@ -228,25 +232,26 @@ class TextEncoder:
         else:
             spans = spans_of(text, len(text.split()) if count is None else count)
         ids, ends = self.tokenizer.encode_with_ends(text)
-        places = np.searchsorted(ends, np.array([begin for begin, _ in spans], np.int64), side="right")
-        next_place = len(ids)
-        for at in reversed(range(len(spans))):
-            begin, end = spans[at]
-            place = int(places[at])
+        first_tokens = np.searchsorted(ends, np.array([begin for begin, _ in spans], np.int64), side="right")
+        next_token = len(ids)
+        for number in reversed(range(len(spans))):
+            begin, end = spans[number]
+            token = int(first_tokens[number])
             is_word = text[max(begin - 1, 0) : begin].strip() == "" == text[end : end + 1].strip()
-            if is_word and place > 0 and ids[place - 1] == self.tokenizer.blank_id:
-                place -= 1
-            if place < next_place:
-                next_place = places[at] = place
+            if is_word and token > 0 and ids[token - 1] == self.tokenizer.blank_id:
+                token -= 1
+            if token < next_token:
+                first_tokens[number] = token
+                next_token = token
             elif self._is_silent(text[begin:end]):
-                places[at] = -1
+                first_tokens[number] = -1
             else:
                 raise UserError(
                     "--label_column: labels of letters need a token for each, and {text!r} has fewer; use "
                     "--tokenizer_type=letters, or for proteins --prepare_text",
                     text=text[begin : begin + 20],
                 )
-        return ids, places
+        return ids, first_tokens
 
     def _is_silent(self, word: str) -> bool:
         """Whether a tokenizer makes nothing of a letter or word by itself."""

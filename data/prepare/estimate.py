@@ -16,24 +16,23 @@ from common.language import say
 from common.storage import NotMade, only_if_made
 from data.batches.rows import lengths_of
 from data.prepare.data_tokenizer import explained, texts_of, tokenizer_folder, tokenizer_type_of
-from data.prepare.training_data import TrainingData, find_training_data, held_out_sources
+from data.prepare.training_data import find_training_data, held_out_sources
 from data.shards.store import Manifest
 from data.sources.lines import up_to
 from data.sources.peek import about_rows, peek
 from data.sources.reading import check_columns
-from data.sources.source import Source
 from data.tokenizers.tokenizer import Tokenizer, quality
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
 from settings.declared import CleaningConfig, DataConfig, T5ModelConfig, TokenizerConfig
 from settings.fields import AUTO, counted
 
 SAMPLED_ROWS = 2048
-SAMPLE_CHARS = 256 * 1024  # of them that a tokenizer is measured on
-TAUGHT_BYTES = 256 * 1024  # that one learns from
-LARGEST_VOCABULARY = 32768  # of that one: a sample has no more to teach
-TIMES_LONGER = 2  # than the longest row of the sample may one of the others be
-MOST_LOST = 1e-3  # of the tokens may stand for what the vocabulary cannot spell
-MOST_TIMES = 3.0  # as many tokens as a tokenizer trained on the data needs
+SAMPLE_CHARS = 256 * 1024  # A tokenizer is measured on so many letters.
+TAUGHT_BYTES = 256 * 1024  # A stand-in learns from so many bytes.
+LARGEST_VOCABULARY = 32768  # A sample has no more to teach.
+TIMES_LONGER = 2  # Another row may be so many times as long as the longest one of the sample.
+MOST_LOST = 1e-3  # A tokenizer with a larger share of unknown tokens does not suit the data.
+MOST_TIMES = 3.0  # Nor does one that needs so many times the tokens of one that was trained on it.
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,10 @@ def estimate_lengths(
         return None
     task = training_data.task
     held_out = held_out_sources(data)
-    held_out_here = _here(held_out)
-    check_columns([*_here(training_data.sources), *held_out_here], training_data.columns)
+    # Of files elsewhere, each look costs a journey.
+    held_out_here = [source for source in held_out if isinstance(source.path, Path)]
+    train_here = [source for source in training_data.sources if isinstance(source.path, Path)]
+    check_columns([*train_here, *held_out_here], training_data.columns)
     if task.is_windowed:
         return None
     first = peek(training_data.sources, training_data.columns, SAMPLED_ROWS, data.max_samples)
@@ -100,19 +101,19 @@ def estimate_lengths(
     depends_on_text = False
     try:
         folder = tokenizer_folder(data, tokenizer.tokenizer_type, model.vocab_size, training_data, only_if_made)
-        known = Tokenizer.load(folder)
+        encoder = Tokenizer.load(folder)
     except NotMade:
         kind = tokenizer_type_of(data, tokenizer.tokenizer_type, training_data)
         depends_on_text = kind not in ("byte", "letters")
         size = max(SMALLEST_VOCABULARY[kind], min(model.vocab_size, LARGEST_VOCABULARY))
         taught = texts_of(data, training_data, rows[::2])
         with explained(first.bad_rows):
-            known = train_tokenizer(taught, kind, size, TAUGHT_BYTES, f"--train_file = {data.train_file}")
+            encoder = train_tokenizer(taught, kind, size, TAUGHT_BYTES, f"--train_file = {data.train_file}")
     if depends_on_text:
         rows = rows[1::2] or rows
         is_all = False
     examples = task.examples(data, cleaning.clean, training_data.columns, folder)
-    sources, *targets = task.token_lengths(known, examples, rows, model)
+    sources, *targets = task.token_lengths(encoder, examples, rows, model)
     if not len(sources):
         return None
     return LengthEstimate(
@@ -122,13 +123,8 @@ def estimate_lengths(
         is_all,
         max(1, first.about_rows() * len(sources) // len(rows)),
         about_rows(held_out) if held_out and held_out == held_out_here else 0,
-        0 if depends_on_text else known.size,
+        0 if depends_on_text else encoder.size,
     )
-
-
-def _here(sources: list[Source]) -> list[Source]:
-    """Those of some files that are on this machine; of files elsewhere, each look costs a journey."""
-    return [source for source in sources if isinstance(source.path, Path)]
 
 
 def misfit(data: DataConfig, is_finetune: bool, tokenizer_dir: Path) -> str:
@@ -141,10 +137,14 @@ def misfit(data: DataConfig, is_finetune: bool, tokenizer_dir: Path) -> str:
     """
     tokenizer = Tokenizer.load(tokenizer_dir)
     training_data = find_training_data(data, is_finetune)
-    fingerprint = _named_fingerprint(data, training_data)
+    fingerprint: object = None
+    if training_data.shards is not None:
+        fingerprint = Manifest.of(training_data.shards).content["tokenizer"]["fingerprint"]
+    elif data.tokenizer_dir != AUTO:
+        fingerprint = Tokenizer.load(data.tokenizer_dir).fingerprint
     if fingerprint == tokenizer.fingerprint:
         return ""
-    if fingerprint:
+    if fingerprint is not None:
         return say("its tokenizer differs from that of the data or --tokenizer_dir")
     rows = peek(training_data.sources, training_data.columns, SAMPLED_ROWS, data.max_samples).rows
     taught = list(texts_of(data, training_data, rows[::2]))
@@ -162,10 +162,3 @@ def misfit(data: DataConfig, is_finetune: bool, tokenizer_dir: Path) -> str:
         words = "its tokenizer needs {times} times as many tokens as one trained on this data"
         return say(words, times=f"{times:.1f}")
     return ""
-
-
-def _named_fingerprint(data: DataConfig, training_data: TrainingData) -> str:
-    """Of the tokenizer that the shards were written with, or that the settings name; empty where there is none."""
-    if training_data.shards is not None:
-        return str(Manifest.of(training_data.shards).content["tokenizer"]["fingerprint"])
-    return "" if data.tokenizer_dir == AUTO else Tokenizer.load(data.tokenizer_dir).fingerprint

@@ -25,14 +25,14 @@ from memory.system_limits import host_limits
 from settings.declared import Config, Noting
 from settings.fields import AUTO, Auto
 
-BESIDE = 300 * MIB  # the process that waits, and the one that reads
-LARGE_FROM = int(1.5 * GIB)  # memory from which a tokenizer learns from as many words as serve it
-WORKER = 90 * MIB  # one that encodes
-LEAST_IN_CHILD = 512 * MIB  # sound rows take less under any budget, and a small one must not end in their way
-MOST_WORKERS = 4  # more would wait for the one that reads
-SMALL_BYTES = 8 * MIB  # less text than this is encoded before a process has started
+BESIDE = 300 * MIB  # The process that waits and the one that reads take so much.
+LARGE_FROM = int(1.5 * GIB)  # A tokenizer learns from all words that serve it where there is so much memory.
+WORKER = 90 * MIB  # A process that encodes takes so much.
+LEAST_IN_CHILD = 512 * MIB  # Sound rows take less under any budget, and a small one must not end in their way.
+MOST_WORKERS = 4  # More would wait for the one that reads.
+SMALL_BYTES = 8 * MIB  # Less text than this is encoded before a process has started.
 Result = TypeVar("Result")
-_kept: list[tuple[Worker, int]] = []  # one with its bytes, or none
+_child: tuple[Worker, int] | None = None  # The child and the bytes that it may take, while there is one.
 
 
 def look(config: Config, function: Callable[..., Result], *arguments: Any, always_in_child: bool = False) -> Result:
@@ -45,13 +45,18 @@ def look(config: Config, function: Callable[..., Result], *arguments: Any, alway
     Raises:
         UserError: also where a file ends the child. DoesNotFit: it takes more than the budget leaves.
     """
+    global _child
     files = list(named_files(config.data).values())
     if not files and not always_in_child:
         return function(*arguments)
-    if not _kept:
+    if _child is None:
         most = child_bytes(config.memory.memory_budget)
-        _kept.append((Worker(_asked, max_bytes=most, environment=_environment(config.run.num_threads)), most))
-    worker, most = _kept[0]
+        # The tokenizers library uses its threads in the child.
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true"}
+        if config.run.num_threads != AUTO:
+            environment.setdefault("RAYON_NUM_THREADS", str(config.run.num_threads))
+        _child = Worker(_answering, max_bytes=most, environment=environment), most
+    worker, most = _child
     result: Result
     with reading_in_child(public(" and ".join(files) or "the built-in sample"), most):
         try:
@@ -63,19 +68,15 @@ def look(config: Config, function: Callable[..., Result], *arguments: Any, alway
     return result
 
 
-def _environment(num_threads: int | Auto) -> dict[str, str]:
-    """The variables of the child, in which the tokenizers library uses its threads."""
-    threads = {} if num_threads == AUTO else {"RAYON_NUM_THREADS": str(num_threads)}
-    return {**threads, **os.environ, "TOKENIZERS_PARALLELISM": "true"}
-
-
 def forget() -> None:
     """End the child."""
-    while _kept:
-        _kept.pop()[0].close()
+    global _child
+    if _child is not None:
+        _child[0].close()
+    _child = None
 
 
-def _asked() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...]]], tuple[Any, set[str]]]:
+def _answering() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...]]], tuple[Any, set[str]]]:
     return _answer
 
 
@@ -83,17 +84,14 @@ def _answer(request: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Any, s
     """What the function says, and which settings it has read."""
     function, arguments = request
     reads = set[str]()
-    answer = function(*(_noting(argument, reads) for argument in arguments))
+    noting = list[Any]()
+    for argument in arguments:
+        if isinstance(argument, Noting):  # Of a group of settings, a copy notes what is read.
+            argument = type(argument)(**vars(argument))
+            argument.note_reads(reads)
+        noting.append(argument)
+    answer = function(*noting)
     return answer, reads.union(*(argument.reads for argument in arguments if isinstance(argument, Config)))
-
-
-def _noting(argument: Any, reads: set[str]) -> Any:
-    """The same argument; of a group of settings a copy that notes what is read of it."""
-    if not isinstance(argument, Noting):
-        return argument
-    group = type(argument)(**vars(argument))
-    group.note_reads(reads)
-    return group
 
 
 def child_bytes(memory_budget: int | Auto) -> int:

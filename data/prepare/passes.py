@@ -25,7 +25,7 @@ from data.text.conversations import TextRow
 from settings.errors import DoesNotFit
 
 Result = TypeVar("Result")
-AHEAD = 2  # batches under way for each worker, so that it need not wait
+AHEAD = 2  # Batches under way for each worker, so that it need not wait.
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TextBatch:
     """Some rows as they were read, and the position after them."""
 
     rows: list[TextRow]
@@ -58,7 +58,7 @@ def read_batches(
     bad_rows: BadRows,
     max_rows: int | None,
     start: Position,
-) -> Iterator[Batch]:
+) -> Iterator[TextBatch]:
     """Read sources from a position on.
 
     Args:
@@ -76,13 +76,13 @@ def read_batches(
             if batch > done:
                 rows = rows[: most - count]
                 count += len(rows)
-                yield Batch(rows, Position(number, batch, count, *before))
+                yield TextBatch(rows, Position(number, batch, count, *before))
             if batch >= done and count == most:
                 return
         done = 0
 
 
-Run = Callable[[Iterable[Batch]], Iterator[tuple[Batch, Result]]]
+Run = Callable[[Iterable[TextBatch]], Iterator[tuple[TextBatch, Result]]]
 
 
 @contextmanager
@@ -113,8 +113,8 @@ def workers_in_order(
             for _ in range(workers)
         ]
 
-        def run(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Result]]:
-            under_way: deque[tuple[Batch, Future[Result]]] = deque()
+        def run(batches: Iterable[TextBatch]) -> Iterator[tuple[TextBatch, Result]]:
+            under_way: deque[tuple[TextBatch, Future[Result]]] = deque()
             for number, batch in enumerate(batches):
                 worker, thread = lines[number % workers]
                 under_way.append((batch, thread.submit(worker.ask, batch.rows)))

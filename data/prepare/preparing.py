@@ -48,16 +48,17 @@ from data.shards import store as shards
 from data.shards.store import TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources.columns import Columns
 from data.sources.files import set_names, source_facts, sources_fingerprint
+from data.sources.source import Source
 from data.task import Table, Task
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
-from settings.declared import CleaningConfig, Config, DataConfig, PrepareConfig
+from settings.declared import Config, DataConfig
 from settings.errors import UserError, collected, refuse
 from settings.fields import AUTO, at_home, listed
 from settings.needs import without_effect
 from settings.tasks import task_named
 
-FORMAT = 5  # raise it when the same text would give other shards
+FORMAT = 5  # Raise it when the same text would give other shards
 
 
 class StoredSplit(NamedTuple):
@@ -115,59 +116,47 @@ def prepare(config: Config, note: Path | None = None, once: Once = make_once) ->
         that of `data.prepare.looking` at any size of the data, at most 1 GiB.
     """
     data = config.data
-    encoders = partial(workers, config.prepare.prepare_workers, config.run.num_threads, config.memory.memory_budget)
     with noted_in(note):
-        given: StoredSplit | None = None
-        cached: Path | None = None
-        problems = list[str]()  # Of all that is named, what is missing is told at once.
+        validation_shards: StoredSplit | None = None
+        problems = list[str]()  # All names under which nothing is there are told at once.
         with collected(problems):
             training_data = find_training_data(data, config.train.is_finetune, once)
         with collected(problems):
             validation = held_out_sources(data)
             if data.validation_file is not None and is_shards(data.validation_file):
-                given = _given_split(data.validation_file, VALIDATION)
+                validation_shards = _split_of(data.validation_file, VALIDATION)
         with collected(problems):
             check_tokenizer(data)
         refuse(problems)
         task = training_data.task
         if data.mixture_weights is not None and training_data.shards is None:
-            named_weights(data.mixture_weights, training_data.parts)  # Of shards their loader reads the parts.
+            named_weights(data.mixture_weights, training_data.parts)  # The loader reads the parts of shards.
         names = task.label_names(data, config.model, training_data, once)
         check_heeded(config, training_data, validation)
-        tokenizer = partial(
-            tokenizer_folder,
-            data,
-            config.tokenizer.tokenizer_type,
-            config.model.vocab_size,
-            training_data,
-            once,
-            tokenizer_limits(config.memory.memory_budget),
-        )
+        cached: Path | None = None
         if training_data.shards is None:
-            columns = training_data.columns
-            tokenizer_dir = tokenizer()
+            columns = replace(training_data.columns, names=names)
+            tokenizer_dir = _tokenizer_dir(config, training_data, once)
         else:
-            columns = task.columns_of(data, validation)
-            train = _given_split(training_data.shards, TRAIN)
+            columns = replace(task.columns_of(data, validation), names=names)
+            train = _split_of(training_data.shards, TRAIN)
+            held_out = StoredSplit(train.manifest, VALIDATION)
             tokenizer_dir = train.manifest.root / TOKENIZER
             if data.tokenizer_dir != AUTO:
-                _check_same_tokenizer(train.manifest, tokenizer())
+                _check_same_tokenizer(train.manifest, _tokenizer_dir(config, training_data, once))
             _check_same_template(data, task, train.manifest, tokenizer_dir)
             _check_extra_tokens(data.extra_tokens, tokenizer_dir)
-            held_out = StoredSplit(train.manifest, VALIDATION)
         if training_data.sources or validation:
-            job = _job(data, config.cleaning, training_data, replace(columns, names=names), tokenizer_dir)
-            job = replace(job, validation=validation, hold_out=given is None and not validation)
-            made = _make_shards(job, tokenizer_dir, data.cache_dir, config.prepare, encoders, once)
-            held_out = StoredSplit(made, VALIDATION)
-            cached = made.root if config.prepare.shards_dir == AUTO else None
+            hold_out = validation_shards is None and not validation
+            job = _job(config, training_data, columns, tokenizer_dir, training_data.sources, validation, hold_out)
+            manifest, cached = _make_shards(config, job, tokenizer_dir, once)
+            held_out = StoredSplit(manifest, VALIDATION)
             if training_data.sources:
-                train = StoredSplit(made, TRAIN)
-        if given is not None:
-            beside = train.manifest.root / TOKENIZER
-            _check_same_tokenizer(given.manifest, beside)
-            _check_same_template(data, task, given.manifest, beside)
-            held_out = given
+                train = StoredSplit(manifest, TRAIN)
+        if validation_shards is not None:
+            held_out = validation_shards
+            _check_same_tokenizer(held_out.manifest, train.manifest.root / TOKENIZER)
+            _check_same_template(data, task, held_out.manifest, train.manifest.root / TOKENIZER)
         return _prepared(data, task, train, held_out, cached)
 
 
@@ -182,23 +171,17 @@ def prepare_evaluation(config: Config, note: Path | None = None, once: Once = ma
     data = config.data
     if data.validation_file is None:
         return prepare(config, note, once)
-    encoders = partial(workers, config.prepare.prepare_workers, config.run.num_threads, config.memory.memory_budget)
-    cached: Path | None = None
     with noted_in(note):
         rows = find_training_data(data, config.train.is_finetune, once, "validation_file")
         refuse(without_effect(config, ("objective",), rows.objective))
         if rows.shards is not None:
-            split = _given_split(rows.shards, VALIDATION)
-        else:
-            names = rows.task.label_names(data, config.model, rows, once)
-            kind = config.tokenizer.tokenizer_type
-            limits = tokenizer_limits(config.memory.memory_budget)
-            tokenizer_dir = tokenizer_folder(data, kind, config.model.vocab_size, rows, once, limits)
-            job = _job(data, config.cleaning, rows, replace(rows.columns, names=names), tokenizer_dir)
-            job = replace(job, train=(), validation=rows.sources)
-            made = _make_shards(job, tokenizer_dir, data.cache_dir, config.prepare, encoders, once)
-            split = StoredSplit(made, VALIDATION)
-            cached = made.root if config.prepare.shards_dir == AUTO else None
+            split = _split_of(rows.shards, VALIDATION)
+            return _prepared(data, rows.task, split, split, None)
+        columns = replace(rows.columns, names=rows.task.label_names(data, config.model, rows, once))
+        tokenizer_dir = _tokenizer_dir(config, rows, once)
+        job = _job(config, rows, columns, tokenizer_dir, (), rows.sources, hold_out=False)
+        manifest, cached = _make_shards(config, job, tokenizer_dir, once)
+        split = StoredSplit(manifest, VALIDATION)
         return _prepared(data, rows.task, split, split, cached)
 
 
@@ -228,14 +211,14 @@ def in_child(
             budget leaves.
     """
 
-    def ask() -> Prepared:
+    def prepared_by_child() -> Prepared:
         if not named_files(config.data):
             with suppress(NotMade):
                 return function(config, note, only_if_made)
         return look(config, function, config, note, always_in_child=True)
 
     try:
-        prepared = ask()
+        prepared = prepared_by_child()
         folders = {TRAIN: prepared.train_dir, VALIDATION: prepared.validation_dir}
         read = [folders[name] for name in checked]
         try:
@@ -245,7 +228,7 @@ def in_child(
             if prepared.cached is None or not own:
                 raise
             remove_damaged(prepared.cached, lambda _: shards.check_shards(*own))
-            prepared = ask()
+            prepared = prepared_by_child()
             shards.check_shards(*read)
         return prepared
     except KeyboardInterrupt:
@@ -255,13 +238,19 @@ def in_child(
         forget()
 
 
-def _given_split(path: str | Path, name: str) -> StoredSplit:
+def _split_of(path: str | Path, name: str) -> StoredSplit:
     """Read a path as one split of a shards folder; of a whole folder it is the one of this name, or its first."""
     manifest = Manifest.of(Path(path))
     if manifest.root != Path(path):
         return StoredSplit(manifest, Path(path).name)
     names = list(manifest.content["splits"])
     return StoredSplit(manifest, name if name in names else names[0])
+
+
+def _tokenizer_dir(config: Config, training_data: TrainingData, once: Once) -> Path:
+    kind = config.tokenizer.tokenizer_type
+    limits = tokenizer_limits(config.memory.memory_budget)
+    return tokenizer_folder(config.data, kind, config.model.vocab_size, training_data, once, limits)
 
 
 def _check_same_tokenizer(manifest: Manifest, folder: Path) -> None:
@@ -302,40 +291,35 @@ def _check_same_template(data: DataConfig, task: Task, manifest: Manifest, besid
 
 
 def _job(
-    data: DataConfig, cleaning: CleaningConfig, training_data: TrainingData, columns: Columns, tokenizer_dir: Path
+    config: Config,
+    training_data: TrainingData,
+    columns: Columns,
+    tokenizer_dir: Path,
+    train: Sequence[Source],
+    validation: Sequence[Source],
+    hold_out: bool,
 ) -> Job:
-    """The work on training data; its rows to validate with are not named yet."""
+    data = config.data
     task = training_data.task
     return Job(
         task=task,
         columns=columns,
-        train=training_data.sources,
-        validation=(),
-        hold_out=False,
+        train=train,
+        validation=validation,
+        hold_out=hold_out,
         limits=task.limits(data),
         max_samples=data.max_samples,
         skip_bad_rows=data.skip_bad_rows,
         parts=training_data.parts,
         sets=set_names(data.validation_file),
-        examples=task.examples(data, cleaning.clean, columns, tokenizer_dir),
-        dedup=cleaning.dedup,
+        examples=task.examples(data, config.cleaning.clean, columns, tokenizer_dir),
+        dedup=config.cleaning.dedup,
         facts=task.shard_facts(data, columns),
     )
 
 
-def _make_shards(
-    job: Job,
-    tokenizer_dir: Path,
-    cache_dir: str,
-    prepare: PrepareConfig,
-    encoders: Callable[[int], int],
-    once: Once,
-) -> Manifest:
-    """Write the shards of a job, unless they are there.
-
-    Args:
-        encoders: processes that encode files of so many bytes.
-    """
+def _make_shards(config: Config, job: Job, tokenizer_dir: Path, once: Once) -> tuple[Manifest, Path | None]:
+    """Write the shards of a job, unless they are there; the folder too where it lies in the cache."""
     tokenizer = Tokenizer.load(tokenizer_dir)
     if job.task.needs_sentinels and not tokenizer.num_sentinels:
         raise UserError(
@@ -350,7 +334,8 @@ def _make_shards(
     def write(folder: Path) -> None:
         work = Writing(job, folder, identity, tokenizer.size)
         size = sum(source.path.stat().st_size for source in (*job.train, *job.validation))
-        splits = work.run(tokenizer_dir, encoders(size))
+        encoders = workers(config.prepare.prepare_workers, config.run.num_threads, config.memory.memory_budget, size)
+        splits = work.run(tokenizer_dir, encoders)
         tokenizer.save(folder / TOKENIZER)
         content = {
             "format": shards.FORMAT,
@@ -358,7 +343,7 @@ def _make_shards(
             "fingerprint": identity,
             "settings": settings,
             "sources": {TRAIN: source_facts(job.train), VALIDATION: source_facts(job.validation)},
-            # So that training need not load the tokenizer:
+            # Training need not load the tokenizer:
             "tokenizer": {
                 "fingerprint": tokenizer.fingerprint,
                 "size": tokenizer.size,
@@ -376,27 +361,28 @@ def _make_shards(
 
     def finish(folder: Path) -> None:
         try:
-            _kept_shards(folder, identity)  # An attempt may have been interrupted behind its last file, the manifest.
+            _cached_shards(folder, identity)  # An attempt may have been interrupted behind its last file, the manifest.
         except (UserError, ValueError):
             write(folder)
         clear(folder)
 
-    if prepare.shards_dir == AUTO:
-        target = Path(cache_dir) / f"shards-{identity}"
-        return read_once_made(target, finish, lambda folder: _kept_shards(folder, identity), once, resumable=True)
-    target = Path(at_home(prepare.shards_dir))
+    if config.prepare.shards_dir == AUTO:
+        target = Path(config.data.cache_dir) / f"shards-{identity}"
+        read = partial(_cached_shards, identity=identity)
+        return read_once_made(target, finish, read, once, resumable=True), target
+    target = Path(at_home(config.prepare.shards_dir))
     _check_free(target)
-    made = Manifest.read(once(target, finish, resumable=True, flag="shards_dir"))
-    if made.content["fingerprint"] != identity:
+    manifest = Manifest.read(once(target, finish, resumable=True, flag="shards_dir"))
+    if manifest.content["fingerprint"] != identity:
         raise UserError(
             "--shards_dir = {target}, holds shards of other data or settings; choose another folder or delete it",
             target=target,
         )
-    return made
+    return manifest, None
 
 
-def _kept_shards(folder: Path, identity: str) -> Manifest:
-    """The manifest of shards in the cache; of their rows nothing is read, see `checked_in_child`.
+def _cached_shards(folder: Path, identity: str) -> Manifest:
+    """The manifest of shards in the cache; of their rows nothing is read, see `in_child`.
 
     Raises:
         UserError, ValueError: a file is missing, or is not what was written.
@@ -471,7 +457,7 @@ def _prepared(
             other_label_names=listed(trained.label_names),
         )
     counts: dict[str, int] = {}
-    for prefix, split in ((TRAIN, train), (VALIDATION, validation)):
+    for prefix, split in {TRAIN: train, VALIDATION: validation}.items():
         split.manifest.files(split.name)
         counts |= {f"{prefix}_{name}": count for name, count in split.manifest.counts(split.name).items()}
     return Prepared(

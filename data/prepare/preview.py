@@ -25,9 +25,9 @@ from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import CleaningConfig, DataConfig
 from settings.fields import counted
 
-SHOWN_COLUMNS = 120  # of a text
-UNREAD_SHARE = 0.01  # of the tokens, from which on it is said that they are never read
-SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards tell it
+SHOWN_COLUMNS = 120  # A text is shown in so many columns of the screen.
+UNREAD_SHARE = 0.01  # A smaller share of the tokens that are never read is not mentioned.
+SAMPLED_ROWS = 256  # Where no shards say it, so many rows say which share is cut.
 
 
 def table_of_shards(
@@ -76,9 +76,9 @@ def _columns_row(task: Task, columns: Sequence[str]) -> Table:
     return [(say("columns"), f"{' -> '.join(sides)} ({flags})")]
 
 
-def side_row(place: int, text: str, tokens: int | None = None) -> tuple[str, str]:
-    """What encoder (place 0) or decoder gets of a row."""
-    side = say("decoder") if place else say("encoder")
+def side_row(column: int, text: str, tokens: int | None = None) -> tuple[str, str]:
+    """What encoder (column 0) or decoder gets of a row."""
+    side = say("decoder") if column else say("encoder")
     cell = shown(text)
     return side, cell if tokens is None else say("{text} ({tokens})", text=cell, tokens=counted(tokens, "token"))
 
@@ -91,11 +91,10 @@ def text_of_ids(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
 def lost_of_shards(data: DataConfig, prepared: Prepared) -> Table:
     """What of the training data was cut, left out or is never read, for a table."""
     task = prepared.task
-    cut, texts, unknown, tokens = [
-        prepared.counts[f"{TRAIN}_{name}"] for name in ("cut_rows", "texts", "unknown_tokens", "tokens")
-    ]
-    table = cut_row(task.limit_words(data, cut), cut, texts)
-    warning = unknown_warning(unknown, tokens)
+    cut = prepared.counts[f"{TRAIN}_cut_rows"]
+    tokens = prepared.counts[f"{TRAIN}_tokens"]
+    table = cut_row(task.limit_words(data, cut), cut, prepared.counts[f"{TRAIN}_texts"])
+    warning = unknown_warning(prepared.counts[f"{TRAIN}_unknown_tokens"], tokens)
     if warning:
         table.append((say("unknown"), warning))
     for reason, entry in Manifest.of(prepared.train_dir).content.get("dropped", {}).items():

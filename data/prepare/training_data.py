@@ -70,19 +70,14 @@ def find_training_data(
         return _given_shards(data, objective, file)
     sources = find(file, f"--{setting}")
     if objective == AUTO:
-        objective = _objective_of(data, sources[0], file)
+        objective = default_objective(is_finetune=False)
+        contents, _ = what_it_teaches(data, sources[0])
+        if contents is not None:
+            task = task_reading(contents)
+            refuse(task.unless_named(data, file))
+            objective = task.name
     columns = task_named(objective).columns_of(data, sources)
     return TrainingData(objective, sources, columns, parts=[public(part) for part in parts_of(file)])
-
-
-def _objective_of(data: DataConfig, source: Source, file: str) -> str:
-    """What a file teaches by its columns."""
-    contents, _ = what_it_teaches(data, source)
-    if contents is None:
-        return default_objective(is_finetune=False)
-    task = task_reading(contents)
-    refuse(task.unless_named(data, file))
-    return task.name
 
 
 def _given_shards(data: DataConfig, objective: str, file: str) -> TrainingData:
@@ -126,8 +121,8 @@ def held_out_sources(data: DataConfig) -> list[Source]:
 
 def named_files(data: DataConfig) -> dict[str, str]:
     """The files of rows that the settings name, by their flags; shards are none."""
-    named = {"--train_file": data.train_file, "--validation_file": data.validation_file}
-    return {flag: spec for flag, spec in named.items() if spec and not is_shards(spec)}
+    files = {"--train_file": data.train_file, "--validation_file": data.validation_file}
+    return {flag: spec for flag, spec in files.items() if spec and not is_shards(spec)}
 
 
 def check_tokenizer(data: DataConfig) -> None:
@@ -162,14 +157,13 @@ def check_heeded(config: Config, training_data: TrainingData, raw_validation: Se
     for name in training_data.task.idle_settings(data, training_data):
         value = getattr(data, name)
         problems.append(say("--{name} = {value}, has no effect on these rows; omit it", name=name, value=value))
-    if training_data.shards is not None and data.max_samples is not None:
-        unheeded = "--max_samples = {max_samples}, shards are used whole; prepare the text with --max_samples"
-        problems.append(say(unheeded, max_samples=data.max_samples))
-    if training_data.shards is not None and not raw_validation:
+    if training_data.shards is not None:
+        if data.max_samples is not None:
+            words = "--max_samples = {max_samples}, shards are used whole; prepare the text with --max_samples"
+            problems.append(say(words, max_samples=data.max_samples))
         cleaning = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
-        problems += [
-            say("--{name}, shards are used as they are; prepare the text with --{name}", name=name)
-            for name, is_on in cleaning.items()
-            if is_on and config.origin(name) == "flag"
-        ]
+        for name, is_on in cleaning.items():
+            if is_on and not raw_validation and config.origin(name) == "flag":
+                words = "--{name}, shards are used as they are; prepare the text with --{name}"
+                problems.append(say(words, name=name))
     refuse(problems)

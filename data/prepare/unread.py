@@ -19,9 +19,11 @@ from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import counted, listed
 
-# Of the files of a folder: a group of `Listing`, and what is said of it. {files} and {count} are how many there are.
+# For each group of `Listing` what is said of its files; {files} and {count} are how many there are.
 GROUPS = {
-    "descriptions": "{count} .json next to other data files, usually metadata, first {file}; give it too if it holds rows",
+    "descriptions": (
+        "{count} .json next to other data files, usually metadata, first {file}; give it too if it holds rows"
+    ),
     "test": "{files} named as test data, first {file}",
     "unsorted": "{files} whose names mention no split, first {file}",
     "validation": "{files} named as validation data, first {file}",
@@ -46,13 +48,12 @@ def _of_files(parts: Sequence[Listing], holds_out: bool) -> Table:
     Args:
         holds_out: whether those for validation are read.
     """
-    taken = set(chain.from_iterable(part.files for part in parts))
+    read = set(chain.from_iterable(part.files for part in parts))
     titles = {"unheeded": "read too", "validation": "held out" if holds_out else "not read"}
     messages = defaultdict[str, list[str]](list)
     for group, message in GROUPS.items():
-        is_read = group == "unheeded"
         of_group = chain.from_iterable(getattr(part, group) for part in parts)
-        files = [file for file in of_group if (file in taken) == is_read]
+        files = [file for file in of_group if (file in read) == (group == "unheeded")]
         if files:
             cell = say(message, files=counted(len(files), "file"), count=len(files), file=files[0])
             messages[titles.get(group, "not read")].append(cell)
@@ -63,18 +64,17 @@ def _of_columns(data: DataConfig, task: Task, sources: Sequence[Source]) -> Tabl
     """Columns that are not used, of the first file of each part; and of TSV whether its cells are quoted."""
     columns = task.columns_of(data, sources)
     table: Table = []
-    unused = list[str]()
+    unused: dict[str, None] = {}
     quoted: Table = []
     for source in sources:
         head = head_of(source)
         used = columns.kinds(head.all_names)
-        unused += [name for name in head.all_names if name not in used]
+        # pandas writes its index as a column without a name.
+        unused |= dict.fromkeys(name or say("a column without a name") for name in head.all_names if name not in used)
         if source.kind == TSV and head.is_quoted:
             quoted.append((say("quotes"), say("{file}: cells in quotes are read as in CSV", file=source.path)))
     if unused:
-        # pandas writes its index as a column without a name.
-        names = [name or say("a column without a name") for name in dict.fromkeys(unused)]
-        table.append((say("not used"), listed(names)))
+        table.append((say("not used"), listed(list(unused))))
     if columns.has_answers:
         several = "where {column} has several, the first is trained on and scores count the best"
         table.append((say("right answers"), say(several, column=columns.texts[1])))

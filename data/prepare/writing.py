@@ -37,8 +37,9 @@ from settings.errors import UserError
 
 HELD_OUT_ONE_IN = 100
 STATES = "states"
+STATES_FORMAT = 2  # Raise it when states are written otherwise: those of an earlier version are not read.
 DIGESTS = "digests"
-BROKEN = "broken"  # what rows that cannot be read are called among those that are left out
+BROKEN = "broken"  # The reason under which rows that cannot be read are listed among those that are left out.
 COUNTS = (
     "rows",
     "tokens",
@@ -106,26 +107,30 @@ class LengthCounts:
         self.longest = max(self.longest, int(lengths.max()))
         self.longest_uncut = max(self.longest_uncut, int(uncut.max()))
         self.total += int(lengths.sum())
-        counts = np.bincount(np.searchsorted(BOUNDS, lengths), minlength=len(self.counts))
-        self.counts = (np.array(self.counts) + counts).tolist()
+        self.counts = _with(self.counts, np.searchsorted(BOUNDS, lengths))
 
     def facts(self) -> dict[str, Any]:
         """What the manifest says; `histogram` lists [longest length of the bucket, rows] without empty buckets."""
-        rows = sum(self.counts)
         histogram = [[int(bound), count] for bound, count in zip(BOUNDS, self.counts, strict=False) if count]
         return {
             "longest": self.longest,
             "longest_uncut": self.longest_uncut,
-            "mean": round(self.total / max(rows, 1), 2),
+            "mean": round(self.total / max(sum(self.counts), 1), 2),
             "histogram": histogram,
         }
+
+
+def _with(counts: list[int], numbers: NDArray[np.int64]) -> list[int]:
+    """Counts, each raised by how often its number occurs."""
+    total: list[int] = (np.array(counts) + np.bincount(numbers, minlength=len(counts))).tolist()
+    return total
 
 
 class Split:
     """Rows of one split on their way to disk, with their counts.
 
     Args:
-        state: what `state` returned; None: a new split.
+        state: what `state` returned, with all finished shards; None: a new split.
     """
 
     def __init__(self, folder: Path, job: Job, vocab_size: int, state: dict[str, Any] | None) -> None:
@@ -140,7 +145,7 @@ class Split:
             "parts": {},
             "position": {},
             "usable": 0,
-            "kept": 0,
+            "unique": 0,
         }
         self.writer = ShardWriter(folder, self.format, vocab_size, state["writer"], is_regression=names == ())
         self.label_counts: list[int] = state["label_counts"]
@@ -148,26 +153,25 @@ class Split:
         self.lengths = [LengthCounts(**facts) for facts in state["lengths"]]
         self.parts: dict[str, dict[str, Any]] = state["parts"]
         self.position = Position(**state["position"])
-        self.usable: int = state["usable"]
-        self.kept: int = state["kept"]
+        self.usable: int = state["usable"]  # Examples that were read, duplicates among them.
+        self.unique: int = state["unique"]  # Rows that were read, without duplicates.
+        self._num_saved = len(self.writer.shards)
 
     def add(self, encoded: Encoded, part: str) -> None:
         """Take rows of a part of the data."""
-        if not encoded.num_rows:
-            return
         rows = encoded.num_rows
+        if not rows:
+            return
         tokens = 0
         cut = np.zeros(rows, np.int64)
         columns = zip(self.format.columns, encoded.columns, encoded.uncut, self.lengths, strict=True)
-        for name, (_, stored), uncut, length_counts in columns:
-            length_counts.add(stored, uncut)
-            cut += uncut - stored
+        for name, (values, lengths), uncut, length_counts in columns:
+            length_counts.add(lengths, uncut)
+            cut += uncut - lengths
             if name != self.format.label_column:
-                tokens += int(stored.sum())
-        if self.label_counts:
-            labels = encoded.columns[1][0]
-            counts = np.bincount(labels[~np.isnan(labels)].astype(np.int64), minlength=len(self.label_counts))
-            self.label_counts = (np.array(self.label_counts) + counts).tolist()
+                tokens += int(lengths.sum())
+            elif self.label_counts:
+                self.label_counts = _with(self.label_counts, values[~np.isnan(values)].astype(np.int64))
         counts_of_part = self.parts.setdefault(part, {"name": part, "rows": 0, "tokens": 0})
         counts_of_part["rows"] += rows
         counts_of_part["tokens"] += tokens
@@ -180,16 +184,22 @@ class Split:
         self.writer.add(encoded.with_references() if self.keeps_references else encoded.columns)
 
     def state(self) -> dict[str, Any]:
-        """Bring everything to disk and say how to come back to this point."""
+        """Bring everything to disk and say how to come back to this point.
+
+        Of the finished shards only those that no earlier state lists are listed.
+        """
+        writer = self.writer.state()
+        writer["shards"] = writer["shards"][self._num_saved :]
+        self._num_saved = len(self.writer.shards)
         return {
-            "writer": self.writer.state(),
+            "writer": writer,
             "label_counts": self.label_counts,
             "counts": self.counts,
             "lengths": [asdict(counts) for counts in self.lengths],
             "parts": self.parts,
             "position": asdict(self.position),
             "usable": self.usable,
-            "kept": self.kept,
+            "unique": self.unique,
         }
 
     def finish(self) -> dict[str, Any]:
@@ -201,20 +211,10 @@ class Split:
         return {"counts": self.counts, "lengths": lengths, "parts": parts, "shards": self.writer.shards}
 
 
-def states_of(folder: Path, identity: str) -> Parts:
-    """The states that earlier attempts at the same job have left in a folder; whatever else is there is removed."""
-    with suppress(OtherParts):
-        states = Parts(folder / STATES, identity, ".json")
-        if list(states):
-            return states
-    remove(folder)
-    return Parts(folder / STATES, identity, ".json")
-
-
 def clear(folder: Path) -> None:
     """Remove what only an interrupted attempt would need; called once all else is on the disk."""
-    for earlier in folder.glob("*/*.tmp"):
-        earlier.unlink()
+    for temporary in folder.glob("*/*.tmp"):
+        temporary.unlink()
     remove(folder / DIGESTS)
     remove(folder / STATES)
 
@@ -223,7 +223,7 @@ class Writing:
     """All splits of a job on their way to disk, from where an earlier attempt stopped.
 
     Args:
-        folder: gets a folder per split.
+        folder: gets a folder per split; what attempts at another job have left there is removed.
         identity: of the job. vocab_size: of the tokenizer.
     Raises:
         UserError: a file lacks a column, or is broken where its columns are named.
@@ -231,18 +231,21 @@ class Writing:
 
     def __init__(self, job: Job, folder: Path, identity: str, vocab_size: int) -> None:
         self.job = job
-        self.folder = folder
         self.bad_rows = BadRows(job.skip_bad_rows)
         check_columns([*job.train, *job.validation], job.columns)
         has_split = {TRAIN: job.train, VALIDATION: job.hold_out or job.validation}
-        names = [name for name, rows in has_split.items() if rows]
-        self.states = states_of(folder, identity)
+        names = [name for name, has_rows in has_split.items() if has_rows]
+        states_identity = f"{identity} {STATES_FORMAT}"
+        earlier = list[int]()
+        with suppress(OtherParts):
+            self.states = Parts(folder / STATES, states_identity, ".json")
+            earlier = list(self.states)
+        if not earlier:
+            remove(folder)
+            self.states = Parts(folder / STATES, states_identity, ".json")
         self.digests = Parts(folder / DIGESTS, identity, ".bin")
-        state: dict[str, Any] = {"splits": dict.fromkeys(names), "dropped": {}}
-        earlier = list(self.states)
-        if earlier:
-            state = json.loads(self.states.path(earlier[-1]).read_bytes())
         try:
+            state = self._last_state(names, earlier)
             self.splits = {name: Split(folder / name, job, vocab_size, state["splits"][name]) for name in names}
         except (ValueError, FileNotFoundError):
             remove(folder / STATES)
@@ -254,6 +257,23 @@ class Writing:
         self.dropped = Dropped(state["dropped"])
         if not earlier:  # The first state says whose folder this is.
             self._save()
+
+    def _last_state(self, names: Sequence[str], earlier: Sequence[int]) -> dict[str, Any]:
+        """The last of the earlier states, with the finished shards of all of them; without any, that of a beginning.
+
+        Raises:
+            ValueError: one between is missing.
+        """
+        state: dict[str, Any] = {"splits": dict.fromkeys(names), "dropped": {}}
+        shards: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for number in earlier:
+            state = json.loads(self.states.path(number).read_bytes())
+            for name in names:
+                shards[name] += state["splits"][name]["writer"]["shards"]
+                state["splits"][name]["writer"]["shards"] = shards[name]
+        if sum(map(len, shards.values())) != max(earlier, default=0):
+            raise ValueError("a state is missing")
+        return state
 
     def run(self, tokenizer_dir: Path, workers: int) -> dict[str, Any]:
         """Encode what is not encoded yet.
@@ -268,10 +288,10 @@ class Writing:
             some batches of rows and of encodings; 1 byte a row with `dedup`.
         """
         job = self.job
-        doubles = None
         with ExitStack() as stack:
             for split in self.splits.values():
                 stack.enter_context(split.writer)
+            doubles = None
             if job.dedup != "none":
                 doubles = find_duplicates(
                     job.train,
@@ -282,65 +302,70 @@ class Writing:
                     max_rows=job.max_samples,
                     skip_bad_rows=job.skip_bad_rows,
                 )
-            encode = stack.enter_context(
-                workers_in_order(load_encoder, (job.task.name, tokenizer_dir, job.examples, job.limits), workers)
-            )
+            encoder = (job.task.name, tokenizer_dir, job.examples, job.limits)
+            encode = stack.enter_context(workers_in_order(load_encoder, encoder, workers))
             if job.train:
-                self._fill(TRAIN, job.train, encode, doubles)
+                self._fill(TRAIN, job.train, job.parts, job.max_samples, encode, doubles)
             if job.validation:
-                self._fill(VALIDATION, job.validation, encode, None)
+                self._fill(VALIDATION, job.validation, job.sets, None, encode, None)
             return {name: split.finish() for name, split in self.splits.items()}
 
     def _fill(
-        self, name: str, sources: Sequence[Source], encode: Run[Encoded], doubles: NDArray[np.bool_] | None
+        self,
+        name: str,
+        sources: Sequence[Source],
+        parts: Sequence[str],
+        max_rows: int | None,
+        encode: Run[Encoded],
+        doubles: NDArray[np.bool_] | None,
     ) -> None:
         """Read all rows of sources into a split, and of training data those that are held out into the other one."""
         job = self.job
         split = self.splits[name]
         if split.position.source == len(sources):  # An earlier attempt came through.
             return
-        parts, most = (job.parts, job.max_samples) if name == TRAIN else (job.sets, None)
-        batches = read_batches(sources, job.columns, self.bad_rows, most, split.position)
+        batches = read_batches(sources, job.columns, self.bad_rows, max_rows, split.position)
         with ProgressLine(say("preparing {split}", split=say(name)), split.position.rows) as progress:
             for batch, encoded in encode(batches):
                 source = batch.end.source
                 part = parts[sources[source].part] if parts else ""
-                shards = self._num_shards()
+                num_shards = self._num_shards()
                 split.counts["empty_rows"] += encoded.empty
                 split.counts["dropped_rows"] += encoded.dropped.count
                 self.dropped.merge(encoded.dropped)
-                left = encoded
+                rows = encoded
                 if doubles is not None:
                     is_double = doubles[split.usable : split.usable + encoded.num_rows]
                     split.usable += encoded.num_rows
                     split.counts["duplicate_rows"] += int(is_double.sum())
-                    for place in encoded.places[is_double].tolist():
-                        self.dropped.add("duplicate", batch.rows[place])
-                    left = encoded.select(~is_double)
+                    for index in encoded.row_indices[is_double].tolist():
+                        self.dropped.add("duplicate", batch.rows[index])
+                    rows = encoded.select(~is_double)
                 # A conversation goes to one side whole: its prompts hold its answers.
-                rows, numbers = np.unique(left.places, return_inverse=True)
+                distinct, numbers = np.unique(rows.row_indices, return_inverse=True)
                 if job.hold_out:
-                    apart = is_held_out(split.kept + numbers)
-                    self.splits[VALIDATION].add(left.select(apart), part)
-                    left = left.select(~apart)
-                split.kept += len(rows)
-                split.add(left, part)
+                    held_out = is_held_out(split.unique + numbers)
+                    self.splits[VALIDATION].add(rows.select(held_out), part)
+                    rows = rows.select(~held_out)
+                split.unique += len(distinct)
+                split.add(rows, part)
                 split.position = batch.end
-                where = f"file {source + 1} of {len(sources)}" if len(sources) > 1 else ""
-                progress.add(len(batch.rows), encoded.text_bytes, where)
-                if self._num_shards() > shards:
+                file = f"file {source + 1} of {len(sources)}" if len(sources) > 1 else ""
+                progress.add(len(batch.rows), encoded.text_bytes, file)
+                if self._num_shards() > num_shards:
                     self._save()
         split.position = Position(len(sources))
         split.counts["bad_rows"] = self.bad_rows.count
         if self.bad_rows.count:
             samples = [example[:SAMPLE_CHARS] for example in self.bad_rows.examples]
             self.dropped.merge(Dropped({BROKEN: {"count": self.bad_rows.count, "samples": samples}}))
+        files = str(sources[0].path) if len(sources) == 1 else f"{sources[0].path} and {len(sources) - 1} more"
         if not job.skip_bad_rows:
-            job.task.refuse_dropped(self.dropped, _named(sources))
-        self._check_enough(name, name, sources, say("name a file with text"))
+            job.task.refuse_dropped(self.dropped, files)
+        self._check_enough(name, split.counts, files, say("name a file with text"))
         if job.hold_out:
             remedy = "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
-            self._check_enough(VALIDATION, name, sources, say(remedy))
+            self._check_enough(VALIDATION, split.counts, files, say(remedy))
 
     def _num_shards(self) -> int:
         return sum(len(split.writer.shards) for split in self.splits.values())
@@ -351,26 +376,25 @@ class Writing:
         with self.states.write(self._num_shards()) as path:
             path.write_text(json.dumps({"splits": splits, "dropped": self.dropped.reasons}), encoding="utf8")
 
-    def _check_enough(self, split: str, read: str, sources: Sequence[Source], remedy: str) -> None:
+    def _check_enough(self, split: str, counts: dict[str, int], files: str, remedy: str) -> None:
         """Refuse a split without rows.
 
         Args:
-            read: the split that counts what became of the rows of the sources.
+            counts: what became of the rows of the files.
         Raises:
             UserError: it has none.
         """
         if self.splits[split].counts["texts"]:
             return
-        counts = self.splits[read].counts
-        left_out: object = counts["dropped_rows"] + counts["duplicate_rows"]
-        if left_out:
-            entries = self.dropped.reasons.items()
-            reasons = [f"{reason}: {entry['count']}" for reason, entry in entries if reason != BROKEN]
-            left_out = f"{left_out} ({', '.join(reasons)})"
+        left_out = str(counts["dropped_rows"] + counts["duplicate_rows"])
+        if left_out != "0":
+            reasons = self.dropped.reasons.items()
+            causes = ", ".join(f"{reason}: {entry['count']}" for reason, entry in reasons if reason != BROKEN)
+            left_out += f" ({causes})"
         problem = say(
             "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out "
             "by cleaning: {left_out}); {remedy}",
-            files=_named(sources),
+            files=files,
             split=split,
             texts=counts["texts"],
             blank=counts["empty_rows"],
@@ -385,11 +409,7 @@ def is_held_out(numbers: NDArray[np.int64] | int) -> NDArray[np.bool_]:
     """Say which rows of a file, by their numbers alone, are kept for validation: one of each hundred, always the second
     of all.
     """
-    blocks, places = np.divmod(np.atleast_1d(numbers), HELD_OUT_ONE_IN)
+    blocks, offsets = np.divmod(np.atleast_1d(numbers), HELD_OUT_ONE_IN)
     chosen = mix(blocks.astype(np.uint64)) % np.uint64(HELD_OUT_ONE_IN)
-    is_chosen: NDArray[np.bool_] = places == np.where(blocks > 0, chosen, 1)
+    is_chosen: NDArray[np.bool_] = offsets == np.where(blocks > 0, chosen, 1)
     return is_chosen
-
-
-def _named(sources: Sequence[Source]) -> str:
-    return str(sources[0].path) if len(sources) == 1 else f"{sources[0].path} and {len(sources) - 1} more"

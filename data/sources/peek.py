@@ -6,13 +6,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.sources.columns import Columns
 from data.sources.files import find
-from data.sources.formats import TEXT
+from data.sources.formats import PARQUET, TEXT
 from data.sources.lines import BadRows, up_to
 from data.sources.reader import about_bytes, reader_of
 from data.sources.reading import head_of, read_rows, reading, what_it_teaches
@@ -88,17 +89,27 @@ def _letters(row: TextRow) -> int:
 
 
 def about_rows(sources: Sequence[Source]) -> int:
-    """Rows of all files, at least one; of many files by the bytes that a row takes in some.
+    """Rows of all files, at least one: of Parquet files here as many as they say, of others by the bytes of some.
 
     Raises:
         UserError: a file cannot be read.
     """
-    some = _spread(sources)
-    rows = 0
-    for source in some:
-        with reading(source):
-            rows += reader_of(source.kind).about_rows(source)
-    return max(1, rows * sum(map(about_bytes, sources)) // max(1, sum(map(about_bytes, some))))
+    exact_rows = 0
+    sampled = list[Source]()
+    for source in sources:
+        if source.kind == PARQUET and isinstance(source.path, Path):  # Each look at a file elsewhere costs a journey.
+            exact_rows += _rows_of(source)
+        else:
+            sampled.append(source)
+    some = _spread(sampled)
+    rows = sum(map(_rows_of, some)) * sum(map(about_bytes, sampled)) // max(1, sum(map(about_bytes, some)))
+    return max(1, exact_rows + rows)
+
+
+def _rows_of(source: Source) -> int:
+    with reading(source):
+        rows: int = reader_of(source.kind).about_rows(source)
+    return rows
 
 
 def about_tokens(sources: Sequence[Source]) -> int:

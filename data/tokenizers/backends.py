@@ -20,7 +20,8 @@ from settings.errors import UserError, reason_of
 # Threads of the library pay only for much text at once, and forbid forking: preparing turns them on for itself.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-TOKENIZER_FILE, SPIECE_FILE = "tokenizer.json", "spiece.model"
+TOKENIZER_FILE = "tokenizer.json"
+SPIECE_FILE = "spiece.model"
 OF_LIBRARIES = (Exception, ValueError, TypeError, OverflowError, RuntimeError, IndexError, UnicodeDecodeError)
 Ids = NDArray[np.int32]
 
@@ -117,8 +118,8 @@ class LibraryBackend:
     def decode(self, ids: Iterable[int], skip: Collection[int]) -> str:
         """Text of ids without those of `skip`; ids that are not known are left out."""
         text = ""
-        known = [number for number in ids if number not in skip]
-        for letters, run in groupby(known, key=self._letters.get):
+        spoken = (number for number in ids if number not in skip)
+        for letters, run in groupby(spoken, key=self._letters.get):
             numbers = list(run)
             if letters is None:
                 text += self._backend.decode(numbers, skip_special_tokens=False)

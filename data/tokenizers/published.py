@@ -25,16 +25,19 @@ from data.tokenizers.backends import SPIECE_FILE, TOKENIZER_FILE, LibraryBackend
 from data.tokenizers.stated_tokens import ADDED_FILE, CONFIG_FILE, SPECIAL_FILE, StatedTokens, read_object, special
 from settings.errors import UserError, reason_of
 
-if TYPE_CHECKING:  # its library is loaded for its files alone
+if TYPE_CHECKING:  # Its library is loaded for its files alone.
     from data.tokenizers.spiece import SentencePieceBackend
 
-VOCABULARY, MERGES = "vocab.json", "merges.txt"
+VOCABULARY = "vocab.json"
+MERGES = "merges.txt"
 MAIN_FILES = (TOKENIZER_FILE, SPIECE_FILE, VOCABULARY, MERGES)
 COMPANIONS = (CONFIG_FILE, SPECIAL_FILE, ADDED_FILE, "chat_template.jinja")
-PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
-MODEL_FILE = "config.json"  # the first published ones say there which class their tokenizer has
-NUM_SENTINELS = 100  # of T5, which follow the pieces of its SentencePiece model, <extra_id_0> last
-NUM_BYTE_SENTINELS = 125  # ByT5 fills its vocabulary up to 384
+PAD = "<pad>"
+EOS = "</s>"
+UNK = "<unk>"
+MODEL_FILE = "config.json"  # The first published ones say there which class their tokenizer has.
+NUM_SENTINELS = 100  # T5's sentinels follow the pieces of its SentencePiece model, <extra_id_0> last.
+NUM_BYTE_SENTINELS = 125  # ByT5 fills its vocabulary up to 384.
 # ByT5 was pretrained with masks that count down from its last byte: 258, 257, ...; transformers names 259, 260, ...
 LAST_BYTE = 258
 NO_TOKENIZER = "--tokenizer_dir = {folder}, {hint}; give a tokenizer's folder or file"
@@ -70,8 +73,9 @@ def read_published(path: str | Path) -> Published:
     Raises:
         UserError: there is none, several, or a broken one; or its files contradict each other.
     """
-    given = Path(path)
-    main = given if given.is_file() else _only_main_file(given)
+    main = Path(path)
+    if not main.is_file():
+        main = _only_main_file(main)
     stated = StatedTokens(main.parent)
     if main.suffix == ".model":
         return _read_sentencepiece(main, stated)
@@ -95,8 +99,8 @@ def _main_file(folder: Path) -> Path | None:
 
 
 def _names_byt5(folder: Path) -> bool:
-    config, model = read_object(folder / CONFIG_FILE), read_object(folder / MODEL_FILE)
-    return "byt5" in json.dumps([config, model.get("tokenizer_class")]).lower()
+    stated = [read_object(folder / CONFIG_FILE), read_object(folder / MODEL_FILE).get("tokenizer_class")]
+    return "byt5" in json.dumps(stated).lower()
 
 
 def _only_main_file(folder: Path) -> Path:
@@ -182,7 +186,7 @@ def _read_byte_bpe(path: Path, stated: StatedTokens) -> Published:
             tuple(line.split(" ")) for line in lines if line.strip() and not line.startswith("#version")
         ]
         backend = LibraryTokenizer(models.BPE(vocabulary, merges))
-    except Exception as error:  # what the library raises, and whatever a table that is none leads to
+    except Exception as error:  # The library raises it, or a table that is none leads to anything.
         raise UserError(
             "{folder}: {vocabulary} and {merges} are not a byte-level BPE ({reason}); download them again",
             folder=folder,
@@ -195,14 +199,14 @@ def _read_byte_bpe(path: Path, stated: StatedTokens) -> Published:
     own = [name for name in ("<s>", PAD, EOS, UNK, "<mask>") if name in vocabulary]
     backend.add_tokens([stated.special.get(name, special(name)) for name in own])
     stated.add_to(backend)
-    begin, end = "<s>" if "Roberta" in stated.tokenizer_class else "", stated.names.get("eos_token", EOS)
-    end_with(backend, end, begin)
+    begin = "<s>" if "Roberta" in stated.tokenizer_class else ""
+    end_with(backend, stated.names.get("eos_token", EOS), begin)
     return Published(LibraryBackend(backend), path, stated.names, _files(folder, VOCABULARY, MERGES), is_in_files=True)
 
 
 def _read_bytes(path: Path, stated: StatedTokens) -> Published:
     backend = byte_backend(stated.num_sentinels(NUM_BYTE_SENTINELS), strip=True)
-    for number in range(len((PAD, EOS, UNK)), LAST_BYTE + 1):  # a byte that was added as a token keeps its id
+    for number in range(len((PAD, EOS, UNK)), LAST_BYTE + 1):  # A byte that was added as a token keeps its id.
         stated.numbered.pop(number, None)
     stated.add_to(backend)
     masks = range(LAST_BYTE, LAST_BYTE - NUM_SENTINELS, -1)
@@ -242,8 +246,8 @@ def byte_backend(num_sentinels: int = NUM_BYTE_SENTINELS, strip: bool = False) -
     backend = LibraryTokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    named = [AddedToken(name, special=True, normalized=False, lstrip=strip, rstrip=strip) for name in names]
-    backend.add_tokens([*named, *sentinels(num_sentinels)])
+    roles = [AddedToken(name, special=True, normalized=False, lstrip=strip, rstrip=strip) for name in names]
+    backend.add_tokens([*roles, *sentinels(num_sentinels)])
     end_with(backend, EOS)
     return backend
 

@@ -22,14 +22,17 @@ import numpy as np
 
 from data.batches.order import row_keys
 
-LONGEST_SAMPLE_CHARS = 64 * 1024  # of one row: one huge row should not be the sample
-IN_MEMORY_BYTES = 8 * 2**20  # of a sample, before it goes to the disk
-HEAD = struct.Struct("<QI")  # of a waiting row: its key and its bytes
-KEYS, BINS = 2**64, 4096
-LONG_WORD, PAIR = 16, 2  # characters: longer words may be halved; of scripts without spaces, all longer than a pair
+LONGEST_SAMPLE_CHARS = 64 * 1024  # One huge row should not be the sample.
+IN_MEMORY_BYTES = 8 * 2**20  # A larger sample goes to the disk.
+HEAD = struct.Struct("<QI")  # The key of a waiting row, and its number of bytes.
+KEYS = 2**64
+BINS = 4096
+LONG_WORD = 16  # Longer words may be halved.
+PAIR = 2  # Words of scripts without spaces may be halved where they are longer than a pair.
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
-ROUNDS = 3  # so often is a word of sixteen letters halved before more frequent ones are
-_FIRST_UNSPACED = "\u0e00"  # where these scripts begin; Hangul above it has spaces, and halving it costs little
+ROUNDS = 3  # A word of sixteen letters is halved that often before more frequent ones are.
+# Scripts without spaces begin here; Hangul above it has spaces, and halving it costs little.
+_FIRST_UNSPACED = "\u0e00"
 Words = list[tuple[str, int]]
 
 
@@ -48,8 +51,8 @@ class TrainingLimits:
     unigram_letters: int
 
 
-SMALL = TrainingLimits(200_000, 600_000, 300_000)  # about 130 MiB
-LARGE = TrainingLimits(1_000_000, 5_000_000, 1_200_000)  # about 800 MiB
+SMALL = TrainingLimits(200_000, 600_000, 300_000)  # It takes about 130 MiB.
+LARGE = TrainingLimits(1_000_000, 5_000_000, 1_200_000)  # It takes about 800 MiB.
 
 
 def sample_texts(texts: Iterable[str], sample_bytes: int, folder: str | Path | None = None) -> Iterator[str]:
@@ -61,9 +64,8 @@ def sample_texts(texts: Iterable[str], sample_bytes: int, folder: str | Path | N
         8 MiB, whatever the number of rows.
     """
     spool = _Spool(folder)
-    keys = (key for first in itertools.count(0, 1024) for key in row_keys(0, np.arange(first, first + 1024)).tolist())
     try:
-        for key, text in zip(keys, texts, strict=False):  # there are always more keys
+        for key, text in zip(_keys(), texts, strict=False):  # There are always more keys.
             spool.add(key, text[:LONGEST_SAMPLE_CHARS].encode())
             if spool.bytes > 2 * sample_bytes:
                 spool = spool.cut(sample_bytes)
@@ -75,6 +77,11 @@ def sample_texts(texts: Iterable[str], sample_bytes: int, folder: str | Path | N
         spool.close()
 
 
+def _keys() -> Iterator[int]:
+    for first in itertools.count(0, 1024):
+        yield from row_keys(0, np.arange(first, first + 1024)).tolist()
+
+
 class _Spool:
     """Rows that wait in a file, all with keys below `top`."""
 
@@ -82,8 +89,9 @@ class _Spool:
         self.folder = folder
         self.top = top
         self.bytes = 0
-        # It is closed by `close`.
-        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # type: ignore[arg-type]  # noqa: SIM115
+        # `close` closes it.
+        where = None if folder is None else str(folder)
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=where)  # noqa: SIM115
 
     def add(self, key: int, data: bytes) -> None:
         """Keep a row, unless its key is too high."""
@@ -138,11 +146,11 @@ def count_words(texts: Iterable[str], split: Callable[[str], Iterable[str]], mos
 
 def _without_rare(counts: Counter[str], floor: int) -> Counter[str]:
     """Without words that occurred `floor` times or less; halves of the long ones stand in for them."""
-    left = Counter[str]()
+    frequent = Counter[str]()
     for word, count in counts.items():
         for part in (word,) if count > floor else _halves(word):
-            left[part] = left.get(part, 0) + count
-    return left
+            frequent[part] = frequent.get(part, 0) + count  # Looking up what a Counter lacks is slow.
+    return frequent
 
 
 def _halves(word: str) -> tuple[str, ...]:
@@ -171,5 +179,5 @@ def most_frequent(counts: Counter[str], most: int, size: Callable[[str], int]) -
             for half in _halves(word):
                 if half not in counts:
                     total += size(half)
-                counts[half] = counts.get(half, 0) + count
+                counts[half] += count
     return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))

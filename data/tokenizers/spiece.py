@@ -22,7 +22,8 @@ from common.language import say
 from data.tokenizers.backends import SPIECE_FILE, Ids
 
 BLANK = "▁"
-NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: false }: appended messages are merged
+# The message normalizer_spec { add_dummy_prefix: false }, which is merged where it is appended:
+NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 
 def load_model(proto: bytes, legacy: bool) -> sentencepiece.SentencePieceProcessor:
@@ -83,12 +84,10 @@ class SentencePieceBackend:
         self._special_ids = {number for number, token in added.items() if token.special}
         self._num_pieces: int = self._model.get_piece_size()
         self.size = max([self._num_pieces - 1, *added]) + 1
-        # Without its blank, SentencePiece also drops one that a part begins with: such parts are encoded behind this
-        # one.
+        # Without its blank, SentencePiece also drops one that a part begins with: such parts are encoded behind this.
         self._anchor = str(self._model.id_to_piece(self._model.unk_id()))
         self._anchor_tokens = {"": 0, self._anchor: len(self._model.encode(self._anchor))}
-        # It finds added tokens as `tokenizer.json` would (longest first, blanks beside them); all between two is token
-        # 0.
+        # It finds added tokens as `tokenizer.json` would (longest first, blanks beside them); all between is token 0.
         self._splitter = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
         self._splitter.add_tokens(sorted(added.values(), key=lambda token: not token.special))
 
@@ -128,7 +127,8 @@ class SentencePieceBackend:
         return [np.concatenate([np.zeros(0, np.int32), *map(ids_of, row)]) for row in rows]
 
     def encode_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
-        ids, ends = list[int](), list[int]()
+        ids = list[int]()
+        ends = list[int]()
         for part in self._parts(text, special, self._ids):
             if part.token is None:
                 encoded = self._model.encode(part.anchor + part.text, return_type="offset_mapping")
@@ -141,15 +141,15 @@ class SentencePieceBackend:
         return np.array(ids, np.int32), np.array(ends, np.int64)
 
     def decode(self, ids: Iterable[int], skip: Collection[int]) -> str:
-        known = [number for number in ids if number not in skip and self.id_to_token(number) is not None]
+        spoken = (number for number in ids if number not in skip and self.id_to_token(number) is not None)
         text = ""
-        for added, run in groupby(known, key=self._added.get):
+        for added, run in groupby(spoken, key=self._added.get):
             numbers = list(run)
             if added is not None:
                 text += added * len(numbers)
                 continue
             if text and self._legacy and str(self._model.id_to_piece(numbers[0])).startswith(BLANK):
-                text += " "  # the library leaves out the blank that a text begins with
+                text += " "  # The library leaves out the blank that a text begins with.
             text += self._model.decode(numbers)
         return text
 

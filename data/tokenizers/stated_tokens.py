@@ -17,7 +17,9 @@ from data.text.chat_templates import special_tokens
 from settings.errors import UserError, refuse
 from settings.published_keys import check_keys
 
-CONFIG_FILE, SPECIAL_FILE, ADDED_FILE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_FILE = "special_tokens_map.json"
+ADDED_FILE = "added_tokens.json"
 SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
@@ -99,8 +101,9 @@ class StatedTokens:
                     token_to_id=backend.token_to_id(token.content),
                 )
         # What only fills a role, such as that of a class token, is no token unless the vocabulary has it.
-        others = [self.special[content] for content in self.special if content not in self.names.values()]
-        backend.add_tokens([token for token in others if backend.token_to_id(token.content) is None])
+        unnamed = self.special.keys() - self.names.values()
+        tokens = [token for content, token in self.special.items() if content in unnamed]
+        backend.add_tokens([token for token in tokens if backend.token_to_id(token.content) is None])
 
 
 def read_object(path: Path) -> dict[str, Any]:

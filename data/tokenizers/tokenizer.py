@@ -26,11 +26,11 @@ from data.tokenizers.published import EOS, MAIN_FILES, PAD, UNK, Published, read
 from data.tokenizers.stated_tokens import CONFIG_FILE, SPECIAL_FILE
 from settings.errors import UserError, refuse
 
-ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token
-OVERLAP_CHARS = 4096  # that two parts of a longer text share
-MOST_IDS = 2**24  # tables of a byte or a row an id are made; no published vocabulary has more than 2^20
-BLANKS = ("▁", "Ġ")  # as tokens write a blank
-RARE_LETTER = "\ua66e"  # it occurs once in one old manuscript: in no vocabulary
+ENCODE_CHARS = 256 * 1024  # More text is not given to the library at once, which needs some hundred bytes a token.
+OVERLAP_CHARS = 4096  # Two parts of a longer text share so many.
+MOST_IDS = 2**24  # Tables of a byte or a row an id are made; no published vocabulary has more than 2^20.
+BLANKS = ("▁", "Ġ")  # Tokens write a blank in one of these ways.
+RARE_LETTER = "\ua66e"  # It occurs once in one old manuscript: in no vocabulary.
 JINJA_FILE = "chat_template.jinja"
 
 
@@ -52,7 +52,7 @@ class Tokenizer:
         self.template = Template()
         self._failing = say("{place}: fails at a text", place=published.path)
         self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK, **published.names}
-        self.size = self.backend.size  # the highest id and 1: a model needs at least that many embedding rows
+        self.size = self.backend.size  # The highest id and 1: a model needs at least that many embedding rows.
         if self.size > MOST_IDS:
             raise UserError(
                 "{place}: has ids up to {size:,}; allowed: {most_ids:,} ids, name another",
@@ -115,15 +115,16 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         files, config = self._files()
         words = self.template.chat_template()
-        given = files[JINJA_FILE].decode() if JINJA_FILE in files else config.get("chat_template")
-        if words != given:  # the template that prompts were worded by counts
+        published_words = files[JINJA_FILE].decode() if JINJA_FILE in files else config.get("chat_template")
+        if words != published_words:  # The template that prompts were worded by counts.
             files.pop(JINJA_FILE, None)
             files.pop(CONFIG_FILE, None)
             config["chat_template"] = words
         if words is None:
             config.pop("chat_template", None)
         files.setdefault(CONFIG_FILE, _json(config))
-        for name in {*MAIN_FILES, JINJA_FILE} - files.keys():  # of another tokenizer that was there
+        # Another tokenizer may have been there:
+        for name in {*MAIN_FILES, JINJA_FILE} - files.keys():
             (folder / name).unlink(missing_ok=True)
         self._write(files, folder)
 
@@ -140,13 +141,14 @@ class Tokenizer:
         new = [token for token in dict.fromkeys(tokens) if self.token_to_id(token) is None]
         added = dict(self.backend.added_tokens())
         added |= {number: AddedToken(token, normalized=False) for number, token in enumerate(new, self.size)}
-        if self._published.path.name == CONFIG_FILE:  # bytes: transformers takes no further tokens beside `extra_ids`
+        if self._published.path.name == CONFIG_FILE:
+            # Of ByT5, transformers takes no further tokens beside `extra_ids`.
             config |= {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}
             config["additional_special_tokens"] = list(self._sentinels)
-        # where it is there, transformers reads no other list of added tokens
+        # Where it is there, transformers reads no other list of added tokens.
         config["added_tokens_decoder"] = {str(number): _described(token) for number, token in sorted(added.items())}
         self._write({**files, CONFIG_FILE: _json(config)}, folder)
-        if TOKENIZER_FILE in files:  # it alone counts in other programs
+        if TOKENIZER_FILE in files:  # It alone counts in other programs.
             extended = read_published(folder).backend.serialized()
             (folder / TOKENIZER_FILE).write_bytes(extended)
 
@@ -168,7 +170,8 @@ class Tokenizer:
         config: dict[str, Any] = {**self.names, "additional_special_tokens": list(self._sentinels)}
         config |= self.backend.hugging_face_class(self.num_sentinels)
         config |= {"clean_up_tokenization_spaces": False, "model_max_length": 10**30}
-        config["model_input_names"] = ["input_ids", "attention_mask"]  # before 5.0 it gave token_type_ids besides
+        # Before 5.0 transformers gave token_type_ids besides.
+        config["model_input_names"] = ["input_ids", "attention_mask"]
         return config
 
     @property
@@ -277,7 +280,9 @@ class Tokenizer:
 
     def _parts_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
         """Put the ids of a long text together from parts that overlap, each cut where both have a token's end."""
-        found, found_ends, begin = list[Ids](), list[NDArray[np.int64]](), 0
+        all_ids = list[Ids]()
+        all_ends = list[NDArray[np.int64]]()
+        begin = 0
         ids, ends = self.backend.encode_with_ends(text[:ENCODE_CHARS], special)
         while begin + ENCODE_CHARS < len(text):
             begin += ENCODE_CHARS - OVERLAP_CHARS
@@ -286,12 +291,13 @@ class Tokenizer:
             middle = begin + OVERLAP_CHARS // 2
             shared = np.intersect1d(ends, more_ends)
             cut = shared[np.abs(shared - middle).argmin()] if len(shared) else middle
-            kept = np.searchsorted(ends, cut, side="right")
-            found.append(ids[:kept])
-            found_ends.append(ends[:kept])
-            first = np.searchsorted(more_ends, cut, side="right")
-            ids, ends = more[first:], more_ends[first:]
-        return np.concatenate([*found, ids]), np.concatenate([*found_ends, ends])
+            before_cut = np.searchsorted(ends, cut, side="right")
+            all_ids.append(ids[:before_cut])
+            all_ends.append(ends[:before_cut])
+            behind_cut = np.searchsorted(more_ends, cut, side="right")
+            ids = more[behind_cut:]
+            ends = more_ends[behind_cut:]
+        return np.concatenate([*all_ids, ids]), np.concatenate([*all_ends, ends])
 
     def _numbered(self, name: str) -> dict[str, int]:
         """Name -> id of tokens that are named by 0, 1, ..., up to the first that there is not."""
@@ -314,13 +320,11 @@ class Quality:
     unknown: int
 
     def __str__(self) -> str:
-        per_char, per_token = self.tokens / max(self.chars, 1), self.chars / max(self.tokens, 1)
-        share = self.unknown / max(self.tokens, 1)
         return say(
             "{per_character} tokens a character ({per_token} characters a token), {share} unknown",
-            per_character=f"{per_char:.3f}",
-            per_token=f"{per_token:.2f}",
-            share=f"{share:.2%}",
+            per_character=f"{self.tokens / max(self.chars, 1):.3f}",
+            per_token=f"{self.chars / max(self.tokens, 1):.2f}",
+            share=f"{self.unknown / max(self.tokens, 1):.2%}",
         )
 
 
@@ -352,7 +356,8 @@ def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
     for text in texts:
         if chars + len(text) > ENCODE_CHARS:
             yield group
-            group, chars = [], 0
+            group = []
+            chars = 0
         group.append(text)
         chars += len(text)
     yield group

@@ -25,7 +25,7 @@ from settings.errors import UserError
 
 SPECIAL = [PAD, EOS, UNK]
 SPECIAL_TOKENS = list(map(special, SPECIAL))
-AMINO_ACIDS = "ALGVSREDTIPKFQNYMHWCXBOUZ"  # by number as in ProtT5
+AMINO_ACIDS = "ALGVSREDTIPKFQNYMHWCXBOUZ"  # Their order is that of ProtT5's ids.
 ASCII = [chr(code) for code in range(33, 127)]
 SMALLEST_VOCABULARY = {
     "bpe": 256 + len(SPECIAL) + NUM_SENTINELS + 1,
@@ -34,9 +34,10 @@ SMALLEST_VOCABULARY = {
     "words": len(SPECIAL) + NUM_SENTINELS + 1,
     "letters": len(SPECIAL) + len(AMINO_ACIDS) + NUM_SENTINELS,
 }
-LETTER_COVERAGE = 0.9995  # of Unigram, as in SentencePiece
-LONGEST_RUN = 16  # letters of a script without spaces that count as one word
-END, AT_ONCE = "\0", 4096  # of a word, and how often it stands in one text, where words are handed to a trainer
+LETTER_COVERAGE = 0.9995  # Unigram has pieces for that much of the letters, as in SentencePiece.
+LONGEST_RUN = 16  # The most letters of a script without spaces that count as one word.
+END = "\0"  # It ends a word where words are handed to a trainer.
+AT_ONCE = 4096  # A word stands that often in one text for a trainer.
 
 
 def train_tokenizer(
@@ -130,8 +131,8 @@ def _train_words(counts: Counter[str], vocab_size: int, limits: TrainingLimits) 
 
 
 def _train_letters(counts: Counter[str], vocab_size: int, limits: TrainingLimits) -> Backend:
-    others = sorted(counts.keys() - set(AMINO_ACIDS), key=lambda letter: (-counts[letter], letter))
-    pieces = [*SPECIAL, *AMINO_ACIDS, *others][:vocab_size]
+    further = sorted(counts.keys() - set(AMINO_ACIDS), key=lambda letter: (-counts[letter], letter))
+    pieces = [*SPECIAL, *AMINO_ACIDS, *further][:vocab_size]
     backend = Backend(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token=UNK))
     backend.add_tokens(SPECIAL_TOKENS)
     each = pre_tokenizers.Split(Regex("."), "isolated")
@@ -150,17 +151,17 @@ def _train_unigram(counts: Counter[str], vocab_size: int, limits: TrainingLimits
         special_tokens=SPECIAL,
         unk_token=UNK,
         show_progress=False,
-        initial_alphabet=ASCII,  # so that a literal <0x41> need not be read as a byte
+        initial_alphabet=ASCII,  # A literal <0x41> need not be read as a byte then.
     )
     _learn(backend, trainer, most_frequent(counts, limits.unigram_letters, len))
     scores: dict[str, float] = dict(json.loads(backend.to_str())["model"]["vocab"])
-    never = min(scores.values()) - 100.0  # for pieces that a text must not match literally
+    never = min(scores.values()) - 100.0  # Pieces with this score are not matched literally.
     scores |= dict.fromkeys(SPECIAL, never)
     by_id = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
     pieces = [(piece, scores[piece]) for piece, _ in by_id] + [(piece, never) for piece in byte_pieces]
     bytewise = Backend(models.Unigram(pieces, unk_id=SPECIAL.index(UNK), byte_fallback=True))
     bytewise.add_tokens(SPECIAL_TOKENS)
-    # no blank is put before a text: what is decoded is what was encoded, also where a text is encoded in parts
+    # No blank is put before a text: what is decoded is what was encoded, also where a text is encoded in parts.
     bytewise.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     bytewise.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return bytewise
@@ -176,12 +177,12 @@ def _without_rare_letters(counts: Counter[str], num_letters: int) -> Counter[str
     covered = np.cumsum([count for _, count in common])
     num_kept = min(1 + int(np.searchsorted(covered, LETTER_COVERAGE * letters.total())), max(num_letters, 0))
     rare = {ord(letter): " " for letter, _ in common[num_kept:]}
-    left = Counter[str]()
+    parts = Counter[str]()
     for word, count in counts.items():
         for part in word.translate(rare).split(" "):
-            left[part] += count
-    del left[""]
-    return left
+            parts[part] += count
+    del parts[""]
+    return parts
 
 
 def _isolated(letters: str) -> pre_tokenizers.PreTokenizer:
@@ -192,7 +193,8 @@ def _isolated(letters: str) -> pre_tokenizers.PreTokenizer:
 _BPE = pre_tokenizers.Sequence([_isolated(UNSPACED), pre_tokenizers.ByteLevel(add_prefix_space=False)])
 _UNIGRAM = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), _isolated(UNSPACED)])
 _SPLITS: dict[str, Callable[[str], Iterable[str]]] = {
-    "bpe": lambda text: (text[first:last] for _, (first, last) in _BPE.pre_tokenize_str(text)),  # as text, not as bytes
+    # Words are text here, not bytes:
+    "bpe": lambda text: (text[first:last] for _, (first, last) in _BPE.pre_tokenize_str(text)),
     "unigram": lambda text: (word for word, _ in _UNIGRAM.pre_tokenize_str(text)),
     "words": str.split,
     "letters": lambda text: "".join(text.split()),

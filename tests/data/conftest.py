@@ -16,7 +16,7 @@ from settings.declared import Config
 from settings.loading import load
 
 Configure = Callable[..., Config]
-settings.register_profile("untimed", deadline=None)  # other work on the machine must not fail a test
+settings.register_profile("untimed", deadline=None, max_examples=40)  # Other work on the machine must not fail a test.
 settings.load_profile("untimed")
 
 

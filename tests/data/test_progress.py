@@ -27,9 +27,9 @@ def test_it_is_shown_now_and_then(stream: io.StringIO, tmp_path: Path) -> None:
         for _ in range(40):
             now[0] += 1.0
             progress.add(100, 2 * 10**6, "file 2 of 3")
-    shown = stream.getvalue()
-    assert "preparing train: 1,200 rows, 100 rows/s, 2.0 MB/s, file 2 of 3" in shown
-    assert (shown.count("\r") > 20) == stream.isatty() and shown.count("\n") == (0 if stream.isatty() else 4)
+    screen = stream.getvalue()
+    assert "preparing train: 1,200 rows, 100 rows/s, 2.0 MB/s, file 2 of 3" in screen
+    assert (screen.count("\r") > 20) == stream.isatty() and screen.count("\n") == (0 if stream.isatty() else 4)
     note = json.loads((tmp_path / "note").read_text())
     assert note["what"] == "preparing train" and note["rows_per_second"] == 100.0
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from data.batches.collate import Batch, Row
+from data.batches.collate import Batch, Row, collate
 from data.batches.loader import StepLoader
 from data.batches.order import Order, row_keys
 from data.prepare.preparing import prepare
 from settings.errors import UserError
-from tests.data.loaders import loader_of
+from tests.data.batches.conftest import MakeLoader
+from tests.data.loaders import loader_of, small_config, write_rows
 
 Rows = list[tuple[int, tuple[int, ...], tuple[int, ...]]]
 
@@ -32,12 +32,9 @@ def rows_of(batches: list[Batch]) -> Rows:
     ]
 
 
-@pytest.fixture(params=["pairs", "ul2"])
-def loader(request: pytest.FixtureRequest, configure: Any) -> StepLoader:
-    name = "pairs_file" if request.param == "pairs" else "text_file"
-    config = configure(train_file=request.getfixturevalue(name), objective=request.param)
-    prepared = prepare(config)
-    return loader_of(prepared.train_dir, prepared.objective, config)
+@pytest.fixture(scope="module", params=["pairs", "ul2"])
+def loader(request: pytest.FixtureRequest, make_loader: MakeLoader) -> StepLoader:
+    return make_loader(request.param)
 
 
 def step(loader: StepLoader, number: int, rows: int, batch_size: int, num_processes: int = 1) -> list[list[Batch]]:
@@ -49,7 +46,17 @@ def step(loader: StepLoader, number: int, rows: int, batch_size: int, num_proces
     ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+def test_rows_are_padded_to_a_multiple_of_the_longest() -> None:
+    rows = [Row(np.array([5, 6, 1]), np.array([7, 1]), 2**64 - 1), Row(np.arange(9), np.array([1]), 3)]
+    batch = collate(rows, pad_token_id=0)
+    assert batch.input_ids.shape == (2, 16) and batch.labels.shape == (2, 8)
+    assert batch.input_ids[0].tolist() == [5, 6, 1] + [0] * 13
+    assert batch.labels[0].tolist() == [7, 1] + [-100] * 6
+    assert batch.input_lengths.tolist() == [3, 9] and batch.target_lengths.tolist() == [2, 1]
+    assert batch.num_rows == 2 and batch.num_tokens == 15
+    assert batch.keys.dtype == np.int64 and batch.keys.view(np.uint64).tolist() == [2**64 - 1, 3]
+
+
 @given(st.integers(0, 40), st.integers(1, 17), st.integers(1, 6), st.integers(1, 4))
 def test_every_row_once_whatever_the_processes_and_the_micro_batch(
     loader: StepLoader, number: int, rows: int, batch_size: int, num_processes: int
@@ -67,7 +74,7 @@ def test_an_epoch_sees_every_row_once(loader: StepLoader) -> None:
     steps = -(-loader.num_rows // 7)
     keys = []
     for number in range(steps):
-        for batches in step(loader, number, 7, 2, 1 + number % 3):  # a run may go on with other processes
+        for batches in step(loader, number, 7, 2, 1 + number % 3):  # A run may go on with other processes.
             keys += [key for key, _, _ in rows_of(batches)]
     expected = row_keys(loader.seed, np.arange(7 * steps)).view(np.int64).tolist()
     assert sorted(keys) == sorted(expected)
@@ -75,77 +82,57 @@ def test_an_epoch_sees_every_row_once(loader: StepLoader) -> None:
     assert len(set(order.rows(np.arange(loader.num_rows)).tolist())) == loader.num_rows <= 7 * steps
 
 
-def test_grouping_by_length_leaves_each_step_its_rows(configure: Any, pairs_file: Path) -> None:
+def test_grouping_by_length_leaves_each_step_its_rows(make_loader: MakeLoader) -> None:
     """So that it costs no learning: a step learns from the same rows, with the same dropout, in micro-batches of less
     padding.
     """
-    seen, padded = {}, {}
-    for grouped in (True, False):
-        config = configure(train_file=pairs_file, group_by_length=grouped)
-        loader = loader_of(prepare(config).train_dir, "pairs", config)
-        steps = [step(loader, number, 16, 4)[0] for number in range(20)]
-        seen[grouped] = [sorted(rows_of(batches)) for batches in steps]
-        padded[grouped] = sum(batch.input_ids.size for batches in steps for batch in batches)
-    assert seen[True] == seen[False] and padded[True] < padded[False]
+    loaders = [make_loader("pairs", group_by_length=is_grouped) for is_grouped in (True, False)]
+    grouped, plain = ([step(loader, number, 16, 4)[0] for number in range(20)] for loader in loaders)
+    for one, another in zip(grouped, plain, strict=True):
+        assert sorted(rows_of(one)) == sorted(rows_of(another))
+    padded = [sum(batch.input_ids.size for batches in steps for batch in batches) for steps in (grouped, plain)]
+    assert padded[0] < padded[1]
 
 
-def test_masks_change_with_the_epoch_and_the_seed(configure: Any, text_file: Path) -> None:
-    config = configure(train_file=text_file)
-    prepared = prepare(config)
-    loader = loader_of(prepared.train_dir, "span", config)
-    n = loader.num_rows
-    places = [int(np.flatnonzero(loader._order.rows(epoch * n + np.arange(n)) == 5)[0]) + epoch * n for epoch in (0, 1)]
-    first, second = (rows_of(step(loader, place, 1, 1)[0])[0] for place in places)
+def test_masks_change_with_the_epoch_and_the_seed(make_loader: MakeLoader) -> None:
+    loader = make_loader("span")
+    positions = np.arange(2 * loader.num_rows)
+    number = Order(loader.num_rows, loader.seed).rows(positions)
+    first, second = (rows_of(step(loader, int(at), 1, 1)[0])[0] for at in positions[number == 5])
     assert first[0] != second[0] and first[1] != second[1]
-    other = loader_of(prepared.train_dir, "span", configure(train_file=text_file, seed=7))
-    assert rows_of(step(other, 0, 4, 4)[0]) != rows_of(step(loader, 0, 4, 4)[0])
+    assert rows_of(step(make_loader("span", seed=7), 0, 4, 4)[0]) != rows_of(step(loader, 0, 4, 4)[0])
+    reopening = make_loader("span", ultra_low_mem=True)
+    assert rows_of(step(reopening, 3, 9, 4)[0]) == rows_of(step(loader, 3, 9, 4)[0]), "how files are read changes none"
 
 
-def test_the_dataset_mode_changes_nothing(configure: Any, text_file: Path) -> None:
-    config = configure(train_file=text_file)
-    train_dir = prepare(config).train_dir
-    modes = [loader_of(train_dir, "span", config, ultra_low_mem=ultra) for ultra in (False, True)]
-    assert rows_of(step(modes[0], 3, 9, 4)[0]) == rows_of(step(modes[1], 3, 9, 4)[0])
-
-
-def test_validation_sets_with_names_are_rows_apart(configure: Any, pairs_file: Path, tmp_path: Path) -> None:
+def test_validation_sets_with_names_are_rows_apart(files: dict[str, Path], tmp_path: Path) -> None:
     for name, count in (("a", 5), ("b", 3), ("c", 4)):
-        rows = [{"prompt": f"{name}{number}", "response": "r"} for number in range(count)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(tmp_path / f"{name}.jsonl", [{"prompt": f"{name}{n}", "response": "r"} for n in range(count)])
     spec = f"news={tmp_path}/b.jsonl,{tmp_path}/a.jsonl,law={tmp_path}/c.jsonl"
-    config = configure(train_file=pairs_file, objective="pairs", validation_file=spec)
-    prepared = prepare(config)
-    loader = loader_of(prepared.validation_dir, "pairs", config)
+    config = small_config(tmp_path, train_file=files["pairs"], objective="pairs", validation_file=spec)
+    loader = loader_of(prepare(config).validation_dir, "pairs", config)
     assert loader.sets == {"news": range(8), "law": range(8, 12)}
-    read = rows_of(list(loader.evaluation_batches(2, 2, rows=loader.sets["law"])))
-    assert read == rows_of(list(loader.evaluation_batches(12, 12)))[8:10]
-    with pytest.raises(UserError, match="a set twice"):
-        prepare(config.changed(validation_file=f"{spec},news={tmp_path}/a.jsonl"))
-    with pytest.raises(UserError, match="before the first name"):
-        prepare(
-            configure(train_file=pairs_file, objective="pairs", validation_file=f"{tmp_path}/a.jsonl,b={pairs_file}")
-        )
+    law = rows_of(list(loader.evaluation_batches(2, 2, rows=loader.sets["law"])))
+    assert law == rows_of(list(loader.evaluation_batches(12, 12)))[8:10]
+    for wrong, problem in (
+        (f"{spec},news={tmp_path}/a.jsonl", "a set twice"),
+        (f"{tmp_path}/a.jsonl,b={files['pairs']}", "before the first name"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            prepare(config.changed(validation_file=wrong))
 
 
-def test_evaluation_reads_the_first_rows_once_with_fixed_masks(loader: StepLoader) -> None:
-    alone = rows_of(list(loader.evaluation_batches(10, 10)))
-    parts = [list(loader.evaluation_batches(10, 3, rank, 3)) for rank in range(3)]
-    assert sorted(row for batches in parts for row in rows_of(batches)) == sorted(alone) and len(alone) == 10
-    loader.seed += 1
-    assert rows_of(list(loader.evaluation_batches(10, 10))) == alone
+def test_evaluation_reads_the_first_rows_once_with_fixed_masks(make_loader: MakeLoader) -> None:
+    for objective in ("pairs", "ul2"):
+        loader = make_loader(objective)
+        alone = rows_of(list(loader.evaluation_batches(10, 10)))
+        parts = [list(loader.evaluation_batches(10, 3, rank, 3)) for rank in range(3)]
+        assert sorted(row for batches in parts for row in rows_of(batches)) == sorted(alone) and len(alone) == 10
+        assert rows_of(list(make_loader(objective, seed=99).evaluation_batches(10, 10))) == alone
 
 
-def test_pairs_of_longer_shards_are_cut(configure: Any, pairs_file: Path) -> None:
-    train_dir = prepare(configure(train_file=pairs_file)).train_dir
-    loader = loader_of(train_dir, "pairs", configure(train_file=pairs_file, max_seq_len=8, max_target_len=4))
-    for _, inputs, labels in rows_of(step(loader, 0, 50, 50)[0]):
-        assert len(inputs) <= 8 and inputs[-1] == 1 and len(labels) <= 4 and labels[-1] == 1
-
-
-def test_micro_batches_are_filled_by_tokens(configure: Any, pairs_file: Path) -> None:
-    config = configure(train_file=pairs_file)
-    loader = loader_of(prepare(config).train_dir, "pairs", config)
-    limited = loader_of(prepare(config).train_dir, "pairs", configure(train_file=pairs_file, batch_tokens=150))
+def test_micro_batches_are_filled_by_tokens(make_loader: MakeLoader) -> None:
+    loader, limited = make_loader("pairs"), make_loader("pairs", batch_tokens=150)
     arguments = {"effective_batch_size": 60, "num_processes": 3}
     for rank in range(3):
         alone = loader.micro_batches(2, batch_size=60, rank=rank, **arguments)
@@ -153,57 +140,73 @@ def test_micro_batches_are_filled_by_tokens(configure: Any, pairs_file: Path) ->
         assert rows_of(by_tokens) == rows_of(alone)
         assert all(batch.num_tokens <= 150 for batch in by_tokens)
         sizes = [batch.num_rows for batch in by_tokens]
-        assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]  # short rows come first, and many at once
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1], "many short rows come first"
         assert max(b.num_rows for b in limited.micro_batches(2, batch_size=5, rank=rank, **arguments)) <= 5
 
 
-def test_the_longest_rows_are_known(configure: Any, pairs_file: Path, text_file: Path) -> None:
+def test_the_longest_rows_are_known_and_those_of_longer_shards_are_cut(
+    make_loader: MakeLoader, files: dict[str, Path]
+) -> None:
     for flags in ({}, {"max_seq_len": 16, "max_target_len": 4}):
-        config = configure(train_file=pairs_file, **flags)
-        loader = loader_of(prepare(config).train_dir, "pairs", config)
-        seen = loader.micro_batches(0, effective_batch_size=loader.num_rows, batch_size=1)
-        lengths = [(int(batch.input_lengths[0]), int(batch.target_lengths[0])) for batch in seen]
+        loader = make_loader("pairs", **flags)
+        batches = loader.micro_batches(0, effective_batch_size=loader.num_rows, batch_size=1)
+        lengths = [(int(batch.input_lengths[0]), int(batch.target_lengths[0])) for batch in batches]
         assert loader.longest == tuple(max(side) for side in zip(*lengths, strict=True))
         assert loader.longest_answer == loader.longest[1]
-    shorter = loader_of(prepare(configure(train_file=pairs_file)).train_dir, "pairs", config)
-    assert shorter.longest == (16, 4)
-    config = configure(train_file=text_file)
-    loader = loader_of(prepare(config).train_dir, "span", config)
+    folder = files["pairs"].parent
+    longer = prepare(small_config(folder, train_file=files["pairs"], objective="pairs")).train_dir
+    loader = loader_of(longer, "pairs", small_config(folder, train_file=longer, max_seq_len=8, max_target_len=4))
+    assert loader.longest == (8, 4)
+    for _, inputs, labels in rows_of(step(loader, 0, 50, 50)[0]):
+        assert len(inputs) <= 8 and inputs[-1] == 1 and len(labels) <= 4 and labels[-1] == 1
+    loader = make_loader("span")
     assert loader.longest == (64, loader.lengths.target_tokens)
 
 
-def test_rows_are_known_by_their_tokens_and_not_by_where_they_lie(configure: Any, pairs_file: Path) -> None:
-    def content(file: Path, **changes: object) -> str:
-        config = configure(train_file=file, objective="pairs").changed(**changes)
-        return loader_of(prepare(config).train_dir, "pairs", config).content()
+def test_rows_are_known_by_their_tokens_and_not_by_where_they_lie(
+    make_loader: MakeLoader, files: dict[str, Path], tmp_path: Path
+) -> None:
+    content = make_loader("pairs").content()
+    lines = files["pairs"].read_text(encoding="utf8").splitlines(keepends=True)
+    path = tmp_path / "moved.jsonl"
+    for number, other in enumerate(
+        ([*lines], [*lines, lines[0]], [lines[0], *lines], lines[1:], [*lines[1:], lines[0]])
+    ):
+        path.write_text("".join(other), encoding="utf8")
+        assert (make_loader("pairs", train_file=path, seed=5).content() == content) == (number == 0)
 
-    first = content(pairs_file)
-    lines = pairs_file.read_text(encoding="utf8").splitlines(keepends=True)
-    moved = pairs_file.with_name("moved.jsonl")
-    moved.write_text("".join(lines), encoding="utf8")
-    assert content(moved) == first == content(pairs_file, seed=5)
-    for changed in ([*lines, lines[0]], [lines[0], *lines], lines[1:], [*lines[1:], lines[0]]):
-        moved.write_text("".join(changed), encoding="utf8")
-        assert content(moved) != first
+
+class WatchedTask:
+    """A task that notes, when a batch is made, how many of the rows that it has read are still in memory."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self._labels = list[weakref.ref[Any]]()
+        self.in_memory = list[int]()
+
+    def row(self, *arguments: Any) -> Row:
+        row: Row = self._task.row(*arguments)
+        self._labels.append(weakref.ref(row.labels))
+        return row
+
+    def collate(self, rows: Sequence[Row], pad_token_id: int) -> Batch:
+        self.in_memory.append(sum(labels() is not None for labels in self._labels))
+        batch: Batch = self._task.collate(rows, pad_token_id)
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
 
 
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_rows_are_held_in_one_form_alone(loader: StepLoader, is_sorted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("objective", ["pairs", "ul2"])
+def test_rows_are_held_in_one_form_alone(make_loader: MakeLoader, objective: str, is_sorted: bool) -> None:
     """As they were read, or in their batch: a step of thousands of rows takes no more than the plan counts."""
-    read, most, plain, collated = list[weakref.ref[Any]](), list[int](), StepLoader._row, StepLoader._collate
-
-    def noted(self: StepLoader, number: int, key: int) -> Row:
-        row = plain(self, number, key)
-        read.append(weakref.ref(row.labels))
-        return row
-
-    def counted(self: StepLoader, rows: Sequence[Row]) -> Batch:
-        most.append(sum(labels() is not None for labels in read))
-        return collated(self, rows)
-
-    monkeypatch.setattr(StepLoader, "_row", noted)
-    monkeypatch.setattr(StepLoader, "_collate", counted)
+    loader = make_loader(objective)
+    task = WatchedTask(loader.task)
+    loader.task = task  # type: ignore[assignment]
     loader.sorts_rows = is_sorted
     loader.micro_batches(0, effective_batch_size=24, batch_size=4)
-    assert len(most) == 6
-    assert most == sorted(most, reverse=True) and most[-1] <= 5 if is_sorted else max(most) <= 9
+    counts = task.in_memory
+    assert len(counts) == 6
+    assert counts == sorted(counts, reverse=True) and counts[-1] <= 5 if is_sorted else max(counts) <= 9

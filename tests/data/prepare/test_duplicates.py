@@ -27,26 +27,24 @@ def write(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def doubles_of(path: Path, folder: Path, **more: Any) -> list[int]:
-    parts = Parts(folder, "of this work", ".bin")
-    found = find_duplicates(find(str(path)), ["text"], Examples(), parts, 0, **more)
-    again = find_duplicates(find(str(path)), ["text"], Examples(), Parts(folder, "of this work", ".bin"), 0, **more)
-    assert found.tolist() == again.tolist(), "of what is on the disk"
-    parts.remove()
-    return np.flatnonzero(found).tolist()
-
-
 def test_repeats_are_found_and_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where one text is most of the rows, and its copies are in many buckets' worth of rows."""
     monkeypatch.setattr(duplicates, "BUCKET_ROWS", 7)
     monkeypatch.setattr(duplicates, "PART_ROWS", 1)
     draw = random.Random(0)
     texts = ["[deleted]" if draw.random() < 0.3 else f"text {draw.randrange(150)}" for _ in range(400)]
-    path = write(tmp_path / "a.jsonl", texts)
-    expected = [number for number, text in enumerate(texts) if text in texts[:number]]
-    assert doubles_of(path, tmp_path / "work") == expected
-    assert doubles_of(path, tmp_path / "work", max_rows=50) == [number for number in expected if number < 50]
-    assert doubles_of(write(tmp_path / "b.jsonl", ["", " "]), tmp_path / "work") == [], "no row is usable"
+    repeated = [number for number, text in enumerate(texts) if text in texts[:number]]
+    for rows, max_rows, expected in (
+        (texts, None, repeated),
+        (texts, 50, [number for number in repeated if number < 50]),
+        (["", " "], None, []),
+    ):
+        source = find(str(write(tmp_path / "a.jsonl", rows)))
+        for _ in range(2):  # The second time, all digests are on the disk.
+            parts = Parts(tmp_path / "work", "of this work", ".bin")
+            is_double = find_duplicates(source, ["text"], Examples(), parts, 0, max_rows=max_rows)
+            assert np.flatnonzero(is_double).tolist() == expected
+        parts.remove()
 
 
 def test_preparing_leaves_duplicates_out_and_reports_them(configure: Any, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data.prepare.estimate import TIMES_LONGER, LengthEstimate, estimate_lengths, misfit
@@ -32,15 +34,17 @@ def estimate_of(config: Config) -> LengthEstimate | None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    rows = [{"prompt": "p" * (1 + at % 90), "response": "r" * (1 + at % 7)} for at in range(900)]
+    rows = [{"prompt": "p" * (1 + number % 90), "response": "r" * (1 + number % 7)} for number in range(900)]
     return write(tmp_path / "rows.jsonl", rows)
 
 
-def test_the_estimate_is_like_all_rows(configure: Configure, file: Path) -> None:
-    config = configure(train_file=file, max_seq_len=64, max_target_len=64)
-    found = estimate_of(config)
-    assert found is not None and found.is_all and found.longest(config.data) == (64, 8)
-    sources, targets = found.cut(config.data)
+def test_the_estimate_is_like_all_rows(configure: Configure, file: Path, tmp_path: Path) -> None:
+    held_out = write(tmp_path / "valid.jsonl", [{"prompt": "question", "response": "yes"}] * 7)
+    config = configure(train_file=file, validation_file=held_out, max_seq_len=64, max_target_len=64)
+    estimate = estimate_of(config)
+    assert estimate is not None and estimate.is_all and estimate.longest(config.data) == (64, 8)
+    assert estimate.held_out_rows == 7
+    sources, targets = estimate.cut(config.data)
     assert (len(sources), int(sources.max()), int(targets.max())) == (900, 64, 8)
     facts = Manifest.of(prepare(config).train_dir).lengths("train")
     assert sources.mean() == pytest.approx(facts["input_ids"]["mean"], rel=0.02)
@@ -53,12 +57,12 @@ def test_a_tokenizer_that_is_not_trained_yet_has_a_stand_in(configure: Configure
     rows = [{"prompt": " ".join(draw.choice(words, 12)), "response": str(draw.choice(words))} for _ in range(600)]
     path = write(tmp_path / "words.jsonl", rows)
     config = configure(train_file=path, tokenizer_dir="auto", tokenizer_type="bpe", vocab_size=512, max_seq_len=256)
-    found = estimate_of(config)
-    assert found is not None and not found.is_all and len(found.sources) == 300
+    estimate = estimate_of(config)
+    assert estimate is not None and not estimate.is_all and len(estimate.sources) == 300
     facts = Manifest.of(prepare(config).train_dir).lengths("train")["input_ids"]
-    assert facts["mean"] <= found.sources.mean() < 1.5 * facts["mean"]
-    longest = TIMES_LONGER * int(found.sources.max())
-    assert found.longest(config.data)[0] == longest >= facts["longest"], "others may be longer"
+    assert facts["mean"] <= estimate.sources.mean() < 1.5 * facts["mean"]
+    longest = TIMES_LONGER * int(estimate.sources.max())
+    assert estimate.longest(config.data)[0] == longest >= facts["longest"], "others may be longer"
 
 
 @pytest.mark.parametrize(
@@ -68,21 +72,24 @@ def test_rows_are_counted_as_they_are_learnt(
     configure: Configure, tmp_path: Path, expands: bool, more: dict[str, object], close: float
 ) -> None:
     """A conversation is as many rows as it has answers, and a blank one is none."""
-    counts = np.random.default_rng(1).integers(0, 6, 900)
-    talks = [[[f"question {at}.{turn}?", f"answer {turn}"] for turn in range(count)] for at, count in enumerate(counts)]
+    counts = np.random.default_rng(1).integers(0, 6, 400)
+    talks = [[[f"question {talk}.{turn}?", f"answer {turn}"] for turn in range(n)] for talk, n in enumerate(counts)]
     path = write(tmp_path / "talks.jsonl", [{"messages": turns} for turns in talks])
     config = configure(train_file=path, max_seq_len=256, vocab_size=400, expand_turns=expands, **more)
-    found = estimate_of(config)
-    made = prepare(config).counts
-    assert found is not None
-    assert found.about_rows == pytest.approx(made["train_rows"] + made["validation_rows"], rel=close)
+    estimate = estimate_of(config)
+    counted = prepare(config).counts
+    assert estimate is not None
+    assert estimate.about_rows == pytest.approx(counted["train_rows"] + counted["validation_rows"], rel=close)
 
 
-def test_rows_to_validate_with_are_counted(configure: Configure, tmp_path: Path) -> None:
-    rows = [{"prompt": f"question {number}", "response": "yes"} for number in range(90)]
-    train, held_out = write(tmp_path / "train.jsonl", rows), write(tmp_path / "valid.jsonl", rows[:7])
-    found = estimate_of(configure(train_file=train, validation_file=held_out, tokenizer_dir="auto"))
-    assert found is not None and found.held_out_rows == 7
+def test_rows_of_parquet_files_are_counted_by_all_footers(configure: Configure, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(20):
+        rows = [{"prompt": "p" * (1 if number % 2 else 900), "response": f"r{row}"} for row in range(1 + 9 * number)]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{number:02d}.parquet")
+    estimate = estimate_of(configure(train_file=folder))
+    assert estimate is not None and estimate.about_rows == sum(1 + 9 * number for number in range(20))
 
 
 def test_text_and_shards_have_no_estimate_and_a_missing_column_is_refused(
@@ -97,23 +104,17 @@ def test_text_and_shards_have_no_estimate_and_a_missing_column_is_refused(
             estimate_of(configure(**files))
 
 
-CHINESE = (
-    "长江是亚洲第一长河，发源于青藏高原，流经十一个省，注入东海。黄河是中国的母亲河。今天天气怎么样？我想去北京看故宫。"
-)
-ENGLISH = inspect.getsource(argparse)[:60_000]
-
-
 def test_a_tokenizer_of_another_language_spells_the_data_out(
     configure: Configure, tmp_path: Path, byte_dir: Path
 ) -> None:
+    poem = "长江是亚洲第一长河，发源于青藏高原，流经十一个省，注入东海。黄河是中国的母亲河。今天天气怎么样？我想去北京看故宫。"
+    prose = inspect.getsource(argparse)[:60_000].split("\n\n")
     folder = tmp_path / "en"
-    train_tokenizer(ENGLISH.split("\n\n"), "bpe", 2000, 2**20).save(folder)
-    pairs = [{"prompt": CHINESE[at % 40 :], "response": CHINESE[: at % 50 + 5]} for at in range(120)]
+    train_tokenizer(prose, "bpe", 2000, 2**20).save(folder)
+    pairs = [{"prompt": poem[number % 40 :], "response": poem[: number % 50 + 5]} for number in range(120)]
     chinese = write(tmp_path / "zh.jsonl", pairs)
-    english = write(tmp_path / "en.jsonl", [{"prompt": part, "response": "r"} for part in ENGLISH.split("\n\n")])
+    english = write(tmp_path / "en.jsonl", [{"prompt": part, "response": "r"} for part in prose])
     assert "times" in misfit(configure(train_file=chinese, tokenizer_dir="auto").data, False, folder)
     assert misfit(configure(train_file=english, tokenizer_dir="auto").data, False, folder) == ""
-    assert "--tokenizer_dir" in misfit(configure(train_file=chinese).data, False, folder), (
-        "the settings name the tokenizer of bytes"
-    )
+    assert "--tokenizer_dir" in misfit(configure(train_file=chinese).data, False, folder), "that of bytes is named"
     assert misfit(configure(train_file=chinese).data, False, byte_dir) == ""

@@ -9,45 +9,46 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from common.child_process import ChildDied
-from data.prepare.passes import Batch, Position, workers_in_order
+from data.prepare.passes import Position, Run, TextBatch, workers_in_order
 from settings.errors import DoesNotFit, UserError
 
 
-def batches(taken: list[int] | None = None) -> Iterator[Batch]:
-    for number in range(40):
-        if taken is not None:
-            taken.append(number)
-        yield Batch([(str(number),)], Position())
+def batches(texts: Sequence[str], read: list[str]) -> Iterator[TextBatch]:
+    for text in texts:
+        read.append(text)
+        yield TextBatch([(text,)], Position())
 
 
-def squares(offset: int) -> Callable[[Sequence[Sequence[str]]], int]:
-    return lambda rows: int(rows[0][0]) ** 2 + offset
-
-
-def trouble(how: str) -> Callable[[Sequence[Sequence[str]]], None]:
-    def work(rows: Sequence[Sequence[str]]) -> None:
-        if rows[0][0] == "3":
-            if how == "user":
-                raise UserError("--x = 3, is wrong; use 4")
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+def working(offset: int) -> Callable[[Sequence[Sequence[str]]], int]:
+    def work(rows: Sequence[Sequence[str]]) -> int:
+        text = rows[0][0]
+        if text == "user":
+            raise UserError("--x = 3, is wrong; use 4")
+        if text == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if text == "exit":
             os._exit(7)
+        return int(text) ** 2 + offset
 
     return work
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_results_come_in_the_order_of_the_rows(workers: int) -> None:
-    with workers_in_order(squares, (5,), workers) as run:
-        assert [result for _, result in run(batches())] == [number**2 + 5 for number in range(40)]
-        assert list(run([])) == []
-        taken: list[int] = []
-        results = run(batches(taken))
-        next(results)
-        assert len(taken) <= 2 * max(workers, 1), "no more is read ahead than is under way"
+def check_order(run: Run[int], workers: int) -> None:
+    numbers = list(map(str, range(40)))
+    assert [result for _, result in run(batches(numbers, []))] == [number**2 + 5 for number in range(40)]
+    assert list(run([])) == []
+    read: list[str] = []
+    next(run(batches(numbers, read)))
+    assert len(read) <= 2 * max(workers, 1), "no more is read ahead than is under way"
 
 
-@pytest.mark.parametrize("how, error", [("user", UserError), ("kill", DoesNotFit), ("exit", ChildDied)])
-def test_trouble_of_a_worker_reaches_the_user(how: str, error: type[Exception]) -> None:
-    with pytest.raises(error), workers_in_order(trouble, (how,), 2) as run:
-        list(run(batches()))
+def test_results_come_in_the_order_of_the_rows_and_trouble_reaches_the_user() -> None:
+    with workers_in_order(working, (5,), 0) as here:
+        check_order(here, 0)
+    with pytest.raises(DoesNotFit), workers_in_order(working, (5,), 2) as run:
+        check_order(run, 2)
+        with pytest.raises(UserError):
+            list(run(batches(["1", "user"], [])))
+        list(run(batches(["1", "kill"], [])))
+    with pytest.raises(ChildDied), workers_in_order(working, (5,), 1) as run:
+        list(run(batches(["exit"], [])))

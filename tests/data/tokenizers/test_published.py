@@ -27,20 +27,12 @@ def codet5_folder(folder: Path) -> Path:
     folder.mkdir()
     backend.model.save(str(folder))
     with (folder / "merges.txt").open("a") as merges:
-        merges.write("\n")  # a blank line is no merge
+        merges.write("\n")  # A blank line is no merge.
     size = backend.get_vocab_size()
     added = {f"<extra_id_{number}>": size + 99 - number for number in range(100)}
     (folder / "added_tokens.json").write_text(json.dumps(added))
-    names = {
-        f"{role}_token": f"<{text}>"
-        for role, text in (
-            ("bos", "s"),
-            ("eos", "/s"),
-            ("unk", "unk"),
-            ("pad", "pad"),
-            ("mask", "mask"),
-        )
-    }
+    contents = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+    names = {f"{role}_token": content for role, content in contents.items()}
     (folder / "special_tokens_map.json").write_text(json.dumps(names))
     (folder / "tokenizer_config.json").write_text(json.dumps({**names, "tokenizer_class": "RobertaTokenizer"}))
     return folder
@@ -65,27 +57,30 @@ def test_codet5(tmp_path: Path) -> None:
 def test_codet5_gives_the_ids_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     folder = codet5_folder(tmp_path / "codet5")
-    (folder / "merges.txt").write_text((folder / "merges.txt").read_text().rstrip("\n"))  # it reads no blank line
-    theirs, ours = transformers.RobertaTokenizer.from_pretrained(folder), Tokenizer.load(folder)
+    (folder / "merges.txt").write_text((folder / "merges.txt").read_text().rstrip("\n"))  # It reads no blank line.
+    reference, ours = transformers.RobertaTokenizer.from_pretrained(folder), Tokenizer.load(folder)
     for text, ids in zip(CODE, ours.encode_prompts(CODE), strict=True):
-        assert theirs(text).input_ids == [*ids.tolist(), 2]
+        assert reference(text).input_ids == [*ids.tolist(), 2]
     ours.save(tmp_path / "run")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "run")
     assert again("return a").input_ids == [*ours.encode_prompts(["return a"])[0].tolist(), 2]
 
 
-def test_gaps_between_added_ids_are_refused(tmp_path: Path) -> None:
-    folder = codet5_folder(tmp_path / "codet5")
-    (folder / "added_tokens.json").write_text('{"<extra_id_0>": 5000}')
-    with pytest.raises(UserError, match="extra_id_0>' has the id 5000"):
-        Tokenizer.load(folder)
-
-
-@pytest.mark.parametrize("file, content", [("vocab.json", "{"), ("merges.txt", "a b c\n"), ("added_tokens.json", "[1")])
-def test_broken_files_are_user_errors(tmp_path: Path, file: str, content: str) -> None:
+@pytest.mark.parametrize(
+    "file, content, problem",
+    [
+        ("vocab.json", "{", "download them again"),
+        ("merges.txt", "a b c\n", "download them again"),
+        ("added_tokens.json", "[1", "download it again"),
+        ("added_tokens.json", '{"<extra_id_0>": 5000}', "extra_id_0>' has the id 5000"),
+    ],
+)
+def test_broken_files_and_gaps_between_ids_are_user_errors(
+    tmp_path: Path, file: str, content: str, problem: str
+) -> None:
     folder = codet5_folder(tmp_path / "codet5")
     (folder / file).write_text(content)
-    with pytest.raises(UserError, match=r"download (it|them) again"):
+    with pytest.raises(UserError, match=problem):
         Tokenizer.load(folder)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import zipfile
 from pathlib import Path
@@ -18,164 +16,125 @@ from data.prepare.encode import TextEncoder
 from data.tokenizers.pieces import pieces as as_they_come
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
+from tests.data.tokenizers.models import folder_of, sentencepiece_model
 
-NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "tokenizer_class": "T5Tokenizer"}
 SENTINELS = [f"<extra_id_{number}>" for number in range(100)]
 
 
 @pytest.fixture(scope="module")
 def proto() -> bytes:
-    out = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts(300, 1, long_letters=100),
-        model_writer=out,
-        vocab_size=6000,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        hard_vocab_limit=False,
-        num_threads=1,
-        minloglevel=2,
-        character_coverage=0.98,
-        byte_fallback=True,
-    )
-    return out.getvalue()
+    sentences = texts(300, 1, long_letters=100)
+    return sentencepiece_model(sentences, 6000, character_coverage=0.98, byte_fallback=True)
 
 
-def folder_of(folder: Path, proto: bytes, config: dict[str, Any] | None, **files: Any) -> Path:
-    folder.mkdir()
-    (folder / "spiece.model").write_bytes(proto)
-    written = {**files, **({} if config is None else {"tokenizer_config": {**NAMES, **config}})}
-    for name, content in written.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return folder
+@pytest.fixture(scope="module")
+def reference(proto: bytes) -> sentencepiece.SentencePieceProcessor:
+    """The library that defines the ids."""
+    return sentencepiece.SentencePieceProcessor(model_proto=proto)
 
 
 @pytest.mark.parametrize(
     "config, added, num_sentinels, beyond",
     [
-        ({}, None, 100, 100),
-        ({"extra_ids": 0, "additional_special_tokens": None}, None, 0, 0),
-        ({"extra_ids": 300}, None, 300, 300),
+        ({}, {}, 100, 100),
+        ({"extra_ids": 0, "additional_special_tokens": None}, {}, 0, 0),
+        ({"extra_ids": 300}, {}, 300, 300),
         ({"extra_ids": 100, "additional_special_tokens": SENTINELS}, {"{": 101, "\n": 100}, 100, 102),
-        ({"tokenizer_class": "LlamaTokenizer"}, None, 0, 0),
+        ({"tokenizer_class": "LlamaTokenizer"}, {}, 0, 0),
     ],
 )
 def test_added_tokens_have_the_ids_that_transformers_4_gives(
     tmp_path: Path,
     proto: bytes,
-    config: dict[str, Any] | None,
-    added: dict[str, int] | None,
+    reference: sentencepiece.SentencePieceProcessor,
+    config: dict[str, Any],
+    added: dict[str, int],
     num_sentinels: int,
     beyond: int,
 ) -> None:
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
-    size = pieces.get_piece_size()
-    files = {} if added is None else {"added_tokens": {text: size + number for text, number in added.items()}}
-    ours = Tokenizer.load(folder_of(tmp_path / "model", proto, config, **files))
+    size = reference.get_piece_size()
+    added_tokens = {text: size + number for text, number in added.items()}
+    ours = Tokenizer.load(folder_of(tmp_path / "model", proto, config, added_tokens=added_tokens))
     assert (ours.size, ours.num_sentinels) == (size + beyond, num_sentinels)
     assert list(ours.sentinel_ids) == list(range(size + num_sentinels - 1, size - 1, -1))
-    for text, number in (added or {}).items():
-        assert ours.encode_batch([f"a{text}b"])[0].tolist() == [*pieces.encode("a"), size + number, *pieces.encode("b")]
+    for text, number in added_tokens.items():
+        assert ours.encode_batch([f"a{text}b"])[0].tolist() == [*reference.encode("a"), number, *reference.encode("b")]
 
 
-def test_a_folder_is_written_as_it_was_given(tmp_path: Path, proto: bytes) -> None:
-    size = sentencepiece.SentencePieceProcessor(model_proto=proto).get_piece_size()
-    given = folder_of(
-        tmp_path / "given",
+def test_a_folder_is_written_as_it_was_given(
+    tmp_path: Path, proto: bytes, reference: sentencepiece.SentencePieceProcessor
+) -> None:
+    folder = folder_of(
+        tmp_path / "published",
         proto,
         {"extra_ids": 100, "legacy": False, "name_or_path": "somebody/model"},
-        added_tokens={"<n>": size + 100},
+        added_tokens={"<n>": reference.get_piece_size() + 100},
         special_tokens_map={"eos_token": "</s>", "mask_token": "<mask>"},
     )
-    tokenizer = Tokenizer.load(given)
+    tokenizer = Tokenizer.load(folder)
     tokenizer.save(tmp_path / "run")
-    assert {path.name: path.read_bytes() for path in given.iterdir()} == {
-        path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()
-    }
+    contents = [{path.name: path.read_bytes() for path in files.iterdir()} for files in (folder, tmp_path / "run")]
+    assert contents[0] == contents[1]
     again = Tokenizer.load(tmp_path / "run")
     sample = list(texts(50, 3, ("<n>", "<extra_id_3>", "<mask>"), long_letters=100))
     assert again.fingerprint == tokenizer.fingerprint
-    for one, other in zip(tokenizer.encode_prompts(sample), again.encode_prompts(sample), strict=True):
-        assert one.tolist() == other.tolist()
+    for ids, same in zip(tokenizer.encode_prompts(sample), again.encode_prompts(sample), strict=True):
+        assert ids.tolist() == same.tolist()
 
 
-def test_a_bare_model_gets_the_files_that_transformers_needs(tmp_path: Path, proto: bytes) -> None:
-    (tmp_path / "any.model").write_bytes(proto)
-    tokenizer = Tokenizer.load(tmp_path / "any.model")
+def test_of_a_bare_model_the_file_is_found_and_transformers_gets_what_it_needs(tmp_path: Path, proto: bytes) -> None:
+    (tmp_path / "a.model").write_bytes(proto)
+    tokenizer = Tokenizer.load(tmp_path / "a.model")
     tokenizer.save(tmp_path / "run")
     again = Tokenizer.load(tmp_path / "run")
     assert (tmp_path / "run/spiece.model").read_bytes() == proto
-    assert again.sentinel_ids == tokenizer.sentinel_ids and again.fingerprint == tokenizer.fingerprint
-
-
-def test_without_legacy_no_blank_follows_an_added_token(tmp_path: Path, proto: bytes) -> None:
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
-    letter = next(
-        text for number in range(len(pieces)) if len(text := pieces.id_to_piece(number)) == 1 and text.isalpha()
-    )
-    for legacy in (True, False):
-        tokenizer = Tokenizer.load(folder_of(tmp_path / str(legacy), proto, {"legacy": legacy}))
-        ids = tokenizer.encode_prompts([f"<extra_id_0>{letter}"])[0].tolist()
-        follows = pieces.encode(letter) if legacy else [pieces.piece_to_id(letter)]
-        assert ids == [tokenizer.sentinel_ids[0], *follows]
-
-
-def test_sentinels_may_be_pieces_as_in_mt5(tmp_path: Path) -> None:
-    out = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a word and another"] * 20),
-        model_writer=out,
-        vocab_size=60,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        user_defined_symbols=["▁<extra_id_1>", "▁<extra_id_0>"],
-    )
-    (tmp_path / "spiece.model").write_bytes(out.getvalue())
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
-    ours = Tokenizer.load(tmp_path)
-    assert list(ours.sentinel_ids) == [pieces.piece_to_id("▁<extra_id_0>"), pieces.piece_to_id("▁<extra_id_1>")]
-    assert ours.encode_prompts(["a <extra_id_0> word"])[0].tolist() == pieces.encode("a <extra_id_0> word")
-    assert not set(ours.sentinel_ids) & set(ours.encode_batch(["a <extra_id_0> word"])[0].tolist())
-
-
-def test_a_long_text_is_one_text(tmp_path: Path, proto: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
-    tokenizer = Tokenizer.load(folder_of(tmp_path / "model", proto, {}))
-    long = "".join(texts(3000, 4, long_letters=3000))
-    monkeypatch.setattr("data.tokenizers.tokenizer.ENCODE_CHARS", 8192)
-    assert tokenizer.encode_batch(["a", long, "b"])[1].tolist() == pieces.encode(long)
-
-
-def test_decoded_text_is_sentencepieces(tmp_path: Path, proto: bytes) -> None:
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
-    tokenizer = Tokenizer.load(folder_of(tmp_path / "model", proto, {}))
-    for text in texts(200, 5, long_letters=500):
-        ids = pieces.encode(text)
-        assert tokenizer.decode(ids) == pieces.decode(ids)
-        assert "".join(as_they_come(tokenizer, iter(ids))) == tokenizer.decode_answer(ids)
-    asked = tokenizer.encode_prompts(["a <extra_id_1> b"])[0].tolist()
-    assert tokenizer.decode_answer([0, *asked, 1]) == "a<extra_id_1> b" and tokenizer.decode(asked) == "a b"
-
-
-def test_which_file_is_meant(tmp_path: Path, proto: bytes) -> None:
-    (tmp_path / "a.model").write_bytes(proto)
-    assert Tokenizer.load(tmp_path / "a.model").fingerprint == Tokenizer.load(tmp_path).fingerprint
+    assert again.sentinel_ids == tokenizer.sentinel_ids
+    assert again.fingerprint == tokenizer.fingerprint == Tokenizer.load(tmp_path).fingerprint
     (tmp_path / "b.model").write_bytes(proto)
     with pytest.raises(UserError, match=r"several \*\.model files"):
         Tokenizer.load(tmp_path)
     (tmp_path / "spiece.model").write_bytes(proto)
     assert Tokenizer.load(tmp_path).num_sentinels == 100
-
-
-def test_sampling_is_refused(tmp_path: Path, proto: bytes) -> None:
     with pytest.raises(UserError, match="sp_model_kwargs"):
-        Tokenizer.load(folder_of(tmp_path / "model", proto, {"sp_model_kwargs": {"enable_sampling": True}}))
+        Tokenizer.load(folder_of(tmp_path / "drawing", proto, {"sp_model_kwargs": {"enable_sampling": True}}))
+
+
+def test_without_legacy_no_blank_follows_an_added_token(
+    tmp_path: Path, proto: bytes, reference: sentencepiece.SentencePieceProcessor
+) -> None:
+    pieces = map(reference.id_to_piece, range(len(reference)))
+    letter = next(piece for piece in pieces if len(piece) == 1 and piece.isalpha())
+    for legacy in (True, False):
+        tokenizer = Tokenizer.load(folder_of(tmp_path / str(legacy), proto, {"legacy": legacy}))
+        ids = tokenizer.encode_prompts([f"<extra_id_0>{letter}"])[0].tolist()
+        follows = reference.encode(letter) if legacy else [reference.piece_to_id(letter)]
+        assert ids == [tokenizer.sentinel_ids[0], *follows]
+
+
+def test_sentinels_may_be_pieces_as_in_mt5(tmp_path: Path) -> None:
+    symbols = ["▁<extra_id_1>", "▁<extra_id_0>"]
+    proto = sentencepiece_model(["a word and another"] * 20, 60, user_defined_symbols=symbols)
+    (tmp_path / "spiece.model").write_bytes(proto)
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
+    ours = Tokenizer.load(tmp_path)
+    assert list(ours.sentinel_ids) == [pieces.piece_to_id(symbol) for symbol in reversed(symbols)]
+    assert ours.encode_prompts(["a <extra_id_0> word"])[0].tolist() == pieces.encode("a <extra_id_0> word")
+    assert not set(ours.sentinel_ids) & set(ours.encode_batch(["a <extra_id_0> word"])[0].tolist())
+
+
+def test_texts_are_encoded_and_decoded_as_by_sentencepiece(
+    tmp_path: Path, proto: bytes, reference: sentencepiece.SentencePieceProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.load(folder_of(tmp_path / "model", proto, {}))
+    for text in texts(100, 5, long_letters=500):
+        ids = reference.encode(text)
+        assert tokenizer.decode(ids) == reference.decode(ids)
+        assert "".join(as_they_come(tokenizer, iter(ids))) == tokenizer.decode_answer(ids)
+    prompt = tokenizer.encode_prompts(["a <extra_id_1> b"])[0].tolist()
+    assert tokenizer.decode_answer([0, *prompt, 1]) == "a<extra_id_1> b" and tokenizer.decode(prompt) == "a b"
+    long = "".join(texts(1000, 4, long_letters=3000))
+    monkeypatch.setattr("data.tokenizers.tokenizer.ENCODE_CHARS", 8192)
+    assert tokenizer.encode_batch(["a", long, "b"])[1].tolist() == reference.encode(long), "a long text is one text"
 
 
 @pytest.mark.slow
@@ -207,22 +166,9 @@ def test_the_published_t5_vocabularies_give_their_known_ids(tmp_path: Path) -> N
 
 def test_labels_of_words_go_to_the_first_token_that_transformers_counts(tmp_path: Path) -> None:
     """By its `word_ids`, each piece that begins with a blank begins a word, also a blank alone before a rare letter."""
-    out = io.BytesIO()
     sentences = ["The fox runs far", "a b c d e f g h i j k l m n o p q r s t u v w x y z 0 1 2 3 \u00e9"] * 40
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences),
-        model_writer=out,
-        vocab_size=60,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        hard_vocab_limit=False,
-        num_threads=1,
-        minloglevel=2,
-        character_coverage=1.0,
-    )
-    encoder = TextEncoder(Tokenizer.load(folder_of(tmp_path / "model", out.getvalue(), {"extra_ids": 0})))
+    proto = sentencepiece_model(sentences, 60, character_coverage=1.0)
+    encoder = TextEncoder(Tokenizer.load(folder_of(tmp_path / "model", proto, {"extra_ids": 0})))
     for text, silent in {
         "fox \u00e9 2": [],
         "3": [],
@@ -231,11 +177,10 @@ def test_labels_of_words_go_to_the_first_token_that_transformers_counts(tmp_path
         "fox \u200b \u00e9": [1],
         "runs \u200b": [1],
     }.items():
-        words = text.split()
-        ids, places = encoder.with_places(text, len(words))
+        ids, first_tokens = encoder.with_places(text, len(text.split()))
         tokens = [encoder.tokenizer.id_to_token(int(number)) or "" for number in ids]
-        assert np.flatnonzero(places < 0).tolist() == silent
-        begins = [at for at, token in enumerate(tokens) if token.startswith("▁")]
-        assert places[places >= 0].tolist() == begins, tokens
-    ids, places = encoder.with_places("3\u00e9", 2)  # letters, not words
-    assert places.tolist() == [1, 2]
+        assert np.flatnonzero(first_tokens < 0).tolist() == silent
+        begins = [number for number, token in enumerate(tokens) if token.startswith("▁")]
+        assert first_tokens[first_tokens >= 0].tolist() == begins, tokens
+    ids, first_tokens = encoder.with_places("3\u00e9", 2)  # These are letters, not words.
+    assert first_tokens.tolist() == [1, 2]

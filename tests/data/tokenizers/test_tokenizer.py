@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.prepare.encode import TextEncoder
 from data.text.templates import Template
-from data.tokenizers.tokenizer import ENCODE_CHARS, Tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
 from settings.errors import UserError
 
@@ -25,65 +24,21 @@ def test_bytes_are_byt5s_ids_and_come_back(text: str) -> None:
     assert BYTES.decode(ids) == text
 
 
-@pytest.mark.parametrize("kind", ["byte", "bpe", "unigram", "words"])
-def test_a_prompt_asks_by_sentinels_alone(kind: str) -> None:
-    """All else is encoded as it is in training."""
-    found = train_tokenizer(["a strike </s> and <pad> of <unk> b"] * 9, kind, 700, 2**20)
-    html, both = "a </s>strike</s> of <pad>", "a</s>b <extra_id_0> <unk>"
-    filled = "a b <extra_id_0> b"
-    of_html, ids, of_filled = (ids.tolist() for ids in found.encode_prompts([html, both, filled]))
-    assert of_html == found.encode_batch([html])[0].tolist()
-    assert of_filled == found.encode_batch([filled], special=True)[0].tolist()
-    assert (
-        found.encode_prompts([both], is_chat=True)[0].tolist() == found.encode_batch([both], special=True)[0].tolist()
-    )
-    assert ids.count(found.sentinel_ids[0]) == 1 and not {found.eos_id, found.pad_id} & set(ids)
-
-
-def test_unknown_tokens_are_kept_where_they_may_stand_for_something() -> None:
-    words = train_tokenizer(["AA BB CC"], "words", 200, 2**20)
-    ids = [*words.encode_batch(["AA NEVER BB"])[0].tolist(), words.sentinel_ids[0], words.eos_id, words.pad_id]
-    assert (
-        words.decode_with_unknown(ids) == "AA <unk> BB <extra_id_0>"
-        and words.decode_answer(ids) == "AA BB <extra_id_0>"
-        and words.decode(ids) == "AA BB"
-    )
-
-
-def test_long_texts_are_encoded_whole_and_in_their_place() -> None:
-    long = "word " * (ENCODE_CHARS // 4)
-    encoded = BYTES.encode_batch(["a", long, "b" * (3 * ENCODE_CHARS), "c"])
-    assert [len(ids) for ids in encoded] == [1, len(long), 3 * ENCODE_CHARS, 1]
-    assert BYTES.decode(encoded[1]) == long
-
-
-@pytest.mark.parametrize("kind", ["byte", "bpe", "unigram", "words"])
-def test_the_beginning_of_a_long_text_is_that_of_the_whole(kind: str) -> None:
-    encoder = TextEncoder(train_tokenizer(["a strike of words, and of 你好 letters"] * 9, kind, 700, 2**20))
-    for text in (
-        "strike of 你好 " * 9000,
-        "lettersofwords" * 9000,
-        "a" * 120_000,
-        "\u200b" * 90_000 + "words",
-        "a",
-        "",
-    ):
-        whole = encoder.encode([text])[0].tolist()
-        for most in (1, 500, 90_000):
-            assert encoder.beginning(text, most).tolist() == whole[:most]
-
-
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "spiece.model").write_bytes(b"of another")
     BYTES.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
+    assert not (tmp_path / "spiece.model").exists()
     assert loaded.fingerprint == BYTES.fingerprint and loaded.size == BYTES.size
     for ids, again in zip(BYTES.encode_batch(TEXTS), loaded.encode_batch(TEXTS), strict=True):
         assert ids.tolist() == again.tolist()
-    loaded.encode_batch(["x"])  # leaves the library in another mode, which must not reach the file
+    loaded.encode_batch(["x"])  # It leaves the library in another mode, which must not reach the file.
     loaded.save(tmp_path / "again")
     assert (tmp_path / "again/tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
-    told = json.loads((tmp_path / "again/tokenizer_config.json").read_text())
-    assert told["model_input_names"] == ["input_ids", "attention_mask"], "T5 takes no others; transformers 4 gave more"
+    config = json.loads((tmp_path / "again/tokenizer_config.json").read_text())
+    assert config["model_input_names"] == ["input_ids", "attention_mask"], (
+        "T5 takes no others; transformers 4 gave more"
+    )
 
 
 def test_other_names_of_special_tokens_are_taken_from_the_folder(tmp_path: Path) -> None:
@@ -99,17 +54,17 @@ def test_other_names_of_special_tokens_are_taken_from_the_folder(tmp_path: Path)
 
 
 def test_folders_that_hold_no_tokenizer_are_user_errors(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"missing, no such folder"):
-        Tokenizer.load(tmp_path / "missing")
-    with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
-        Tokenizer.load(tmp_path)
-    for content in (b"", b"x"):
-        (tmp_path / "spiece.model").write_bytes(content)
-        with pytest.raises(UserError, match=r"spiece\.model: is no SentencePiece model"):
-            Tokenizer.load(tmp_path)
-    (tmp_path / "tokenizer.json").write_text('{"version": 1}')
-    with pytest.raises(UserError, match="is not a tokenizer"):
-        Tokenizer.load(tmp_path)
+    for path, content, problem in (
+        (tmp_path / "missing", None, "missing, no such folder"),
+        (tmp_path, None, r"holds no tokenizer\.json"),
+        (tmp_path / "spiece.model", b"", r"spiece\.model: is no SentencePiece model"),
+        (tmp_path / "spiece.model", b"x", r"spiece\.model: is no SentencePiece model"),
+        (tmp_path / "tokenizer.json", b'{"version": 1}', "is not a tokenizer"),
+    ):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UserError, match=problem):
+            Tokenizer.load(path if content is None else tmp_path)
 
 
 def test_names_in_added_tokens_alone_keep_the_flags_of_tokenizer_json(tmp_path: Path) -> None:
@@ -124,16 +79,10 @@ def test_names_in_added_tokens_alone_keep_the_flags_of_tokenizer_json(tmp_path: 
     assert ids[-1] == 384 and 384 not in inside
 
 
-def test_what_another_tokenizer_left_in_a_folder_goes(tmp_path: Path) -> None:
-    (tmp_path / "spiece.model").write_bytes(b"of another")
-    BYTES.save(tmp_path)
-    assert not (tmp_path / "spiece.model").exists() and Tokenizer.load(tmp_path).fingerprint == BYTES.fingerprint
-
-
 def test_a_chat_template_that_was_not_used_is_not_kept(tmp_path: Path) -> None:
-    BYTES.save(tmp_path / "given")
-    (tmp_path / "given/chat_template.jinja").write_text("{{ messages[-1]['content'] }}!")
-    tokenizer = Tokenizer.load(tmp_path / "given")
+    BYTES.save(tmp_path / "published")
+    (tmp_path / "published/chat_template.jinja").write_text("{{ messages[-1]['content'] }}!")
+    tokenizer = Tokenizer.load(tmp_path / "published")
     tokenizer.template = Template.load("{{ messages[-1]['content'] }}!")
     tokenizer.save(tmp_path / "same")
     tokenizer.template = Template()
@@ -146,24 +95,22 @@ def test_a_chat_template_that_was_not_used_is_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "with_model_config"), [("bpe", True), ("unigram", False), ("byte", True)])
 def test_transformers_loads_the_folder(tmp_path: Path, kind: str, with_model_config: bool) -> None:
     transformers = pytest.importorskip("transformers")
-    from data.tokenizers.training import train_tokenizer
-
     corpus = (f"the {number}th text of a small corpus, with some words" for number in range(500))
     ours = train_tokenizer(corpus, kind, 700, 2**20)
     ours.save(tmp_path)
     if with_model_config:
         transformers.T5Config(vocab_size=ours.size).save_pretrained(tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert (theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id) == (0, 1, 2)
-    assert theirs.convert_tokens_to_ids("<extra_id_0>") == ours.sentinel_ids[0]
-    batch = theirs(TEXTS, padding=True)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert (reference.pad_token_id, reference.eos_token_id, reference.unk_token_id) == (0, 1, 2)
+    assert reference.convert_tokens_to_ids("<extra_id_0>") == ours.sentinel_ids[0]
+    batch = reference(TEXTS, padding=True)
     for text, ids, mask in zip(TEXTS, batch["input_ids"], batch["attention_mask"], strict=True):
-        real = [number for number, kept in zip(ids, mask, strict=True) if kept]
+        real = [number for number, is_real in zip(ids, mask, strict=True) if is_real]
         assert real == [*ours.encode_batch([text])[0].tolist(), ours.eos_id]
         assert set(ids[len(real) :]) <= {0}
-        assert theirs.decode(ids, skip_special_tokens=True) == text
+        assert reference.decode(ids, skip_special_tokens=True) == text
     assert (
-        theirs("a <extra_id_0> b")["input_ids"][:-1]
+        reference("a <extra_id_0> b")["input_ids"][:-1]
         == ours.encode_batch(["a <extra_id_0> b"], special=True)[0].tolist()
     )
 
@@ -171,10 +118,10 @@ def test_transformers_loads_the_folder(tmp_path: Path, kind: str, with_model_con
 @pytest.mark.slow
 def test_byte_ids_are_those_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.ByT5Tokenizer()
+    reference = transformers.ByT5Tokenizer()
     for text in TEXTS:
-        assert theirs(text)["input_ids"][:-1] == BYTES.encode_batch([text])[0].tolist()
-    sentinels = theirs.convert_tokens_to_ids([f"<extra_id_{number}>" for number in range(125)])
+        assert reference(text)["input_ids"][:-1] == BYTES.encode_batch([text])[0].tolist()
+    sentinels = reference.convert_tokens_to_ids([f"<extra_id_{number}>" for number in range(125)])
     assert sentinels == list(BYTES.sentinel_ids)
 
 
@@ -192,12 +139,3 @@ def test_a_t5_folder_of_transformers_is_read(tmp_path: Path) -> None:
     literal = tokenizer.encode_batch(["a</s>a<extra_id_0>", "<pad>"])
     assert not {0, 1, 106} & {*literal[0].tolist(), *literal[1].tolist()}
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "words"])
-def test_without_unknown_tokens_the_text_is_the_same(kind: str) -> None:
-    tokenizer = train_tokenizer([f"two words {number} 河水" for number in range(60)], kind, 700, 2**20)
-    known = tokenizer.encode_batch([" two words  7 河水 "])[0].tolist()
-    ids = [tokenizer.pad_id, *known, tokenizer.sentinel_ids[1], *known, tokenizer.eos_id, tokenizer.size + 5]
-    ids += [] if kind == "words" else [tokenizer.unk_id]  # which no text has, where bytes spell what is no piece
-    assert tokenizer.decode_with_unknown(ids) == tokenizer.decode_answer(ids)
