@@ -175,9 +175,6 @@ class DenseAttention(torch.autograd.Function):
                 found = call.gradients(tile, block, tile.queries(grad)[:, block], of_out, states, number)
                 if call.is_direct:
                     rooms = [part.flatten(0, 1) for part in _beside(found, packed, call.heads)]
-                elif tile.block == tile.num_queries:
-                    for view, x in zip(views, packed, strict=True):
-                        torch.cat([found.pop(0) for _ in range(x.shape[1] // call.heads)], 2, out=view)
                 else:
                     whole[0][:, block] = found[0]
                     for sums, part in zip(whole[1:], found[1:], strict=True):
@@ -237,25 +234,21 @@ class _Call:
         Made before the scores: small results between them would keep their freed memory from being used again.
         """
         room = self.packed[0].new_empty(rows.num_tokens, heads, self.packed[0].shape[2])
-        if rows.filler:
-            room[-rows.filler :] = 0
+        room[rows.num_tokens - rows.filler :] = 0
         return room
 
     def mask(self, tile: Tile, block: slice) -> Tensor | None:
         """What is added to the scores of a block of queries, as if it were there for each row: (b, H, t, M)."""
-        mask = self._bias_of(tile, block)
+        mask: Tensor | None = None
+        if self.bias is not None and self.bias.dim() == 3:
+            mask = self.bias[:, block, : tile.num_keys].to(self.dtype)
+        elif self.bias is not None:
+            mask = window(self.bias.to(self.dtype), block.start, block.stop - block.start, tile.num_keys)
         # Behind the last token of a causal row stands padding alone, which looks at whatever is there.
         if not tile.is_full and not self.causal:
             hidden = tile.keys(self._hidden())[:, None, None]
             mask = hidden if mask is None else mask + hidden
         return None if mask is None else mask.expand(tile.rows, self.heads, block.stop - block.start, tile.num_keys)
-
-    def _bias_of(self, tile: Tile, block: slice) -> Tensor | None:
-        if self.bias is None:
-            return None
-        if self.bias.dim() == 3:
-            return self.bias[:, block, : tile.num_keys].to(self.dtype)
-        return window(self.bias.to(self.dtype), block.start, block.stop - block.start, tile.num_keys)
 
     def _hidden(self) -> Tensor:
         """(N',): -inf where there is padding, else 0."""

@@ -42,7 +42,6 @@ LEVELS = (
     0.77734375,
     1.0,
 )
-ALL = slice(None)
 HALF = INT4_GROUP // 2
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # a name for the plan's word; no tensor has it
 
@@ -106,24 +105,20 @@ def _pack(packed: Tensor, x: Tensor) -> None:
     of_groups.copy_(scales)
 
 
-def unpack(packed: Tensor, columns: int, dtype: torch.dtype, groups: slice = ALL) -> Tensor:
+def unpack(packed: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """Bytes of rows -> the rows (n, m) in a float dtype.
 
-    Args:
-        columns: m. groups: those that are asked for.
     Memory: the result; without compiled kernels six more bytes a number.
     """
-    count = num_groups(columns)
-    asked = range(count)[groups]
-    width = min(columns, asked.stop * INT4_GROUP) - asked.start * INT4_GROUP
-    if (compiled := kernels()) is not None and takes_packed(packed, width, dtype):
-        return compiled.unpack(packed, count, asked.start, width, dtype)
-    values, scales = (part[:, asked.start : asked.stop] for part in _parts(packed, count))
+    groups = num_groups(columns)
+    if (compiled := kernels()) is not None and takes_packed(packed, columns, dtype):
+        return compiled.unpack(packed, groups, 0, columns, dtype)
+    values, scales = _parts(packed, groups)
     words = _pairs(dtype, packed.device).index_select(0, values.flatten().int()).view(dtype)
-    found = torch.empty(len(packed), len(asked), 2, HALF, dtype=dtype, device=packed.device)
-    both = words.view(len(packed), len(asked), HALF, 2).transpose(2, 3)
-    torch.mul(both, scales.to(dtype)[:, :, None, None], out=found)
-    return found.view(len(packed), -1)[:, :width]
+    numbers = torch.empty(len(packed), groups, 2, HALF, dtype=dtype, device=packed.device)
+    both = words.view(len(packed), groups, HALF, 2).transpose(2, 3)
+    torch.mul(both, scales.to(dtype)[:, :, None, None], out=numbers)
+    return numbers.view(len(packed), -1)[:, :columns]
 
 
 def _parts(packed: Tensor, groups: int) -> tuple[Tensor, Tensor]:

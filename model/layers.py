@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from devices.base import has_fused, is_host
 from devices.kernels.calls import kernels_for
-from model.dropout import Dropout
-from model.quantization import add_product, is_split, product, product_back
+from model.dropout import NO_DROPOUT, Dropout
+from model.quantization import add_product, product, product_back
 from model.shapes import is_gated
 from settings.declared import T5ModelConfig
 
@@ -31,12 +31,9 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor
         y, inverse = compiled.rms_norm(x, weight, epsilon)
         return y, inverse.unsqueeze(1)
     if has_fused(x.device):
-        arguments = x, [x.shape[-1]], weight.to(x.dtype), epsilon
-        if not x.is_meta:
-            y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
-        else:  # Where it would be taken apart before it can be counted.
-            with torch._C._AutoDispatchBelowAutograd():
-                y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
+        # On "meta" autograd would take the operation apart before it can be counted.
+        with torch._C._AutoDispatchBelowAutograd():
+            y, inverse = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], weight.to(x.dtype), epsilon)
         return y, inverse.view(-1, 1)
     square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
     inverse = square.div_(x.shape[-1]).add_(epsilon).rsqrt_()
@@ -143,24 +140,14 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        needs_x, _, needs_weight, *_ = ctx.needs_input_grad
-        grad_x = product_back(grad, _whole(weights)) if needs_x else None
-        grad_weights: Sequence[Tensor | None] = [None] * len(weights)
-        if needs_weight and _adds_in_place and all(w.is_leaf and w.grad is not None for w in weights):
-            total = as_one([w.grad for w in weights], 0)
-            totals = [w.grad for w in weights] if total is None else [total]
-            for part, of_part in zip(totals, grad.split([len(total) for total in totals], 1), strict=True):
-                add_product(part, of_part, x)
-        elif needs_weight:
-            whole = add_product(None, grad, x)
-            # A view would be copied where autograd keeps it.
-            grad_weights = [whole] if len(weights) == 1 else whole.split([len(w) for w in weights])
-        return grad_x, None, *grad_weights
+        grad_x = product_back(grad, _whole(weights)) if ctx.needs_input_grad[0] else None
+        parts = grad.split([len(weight) for weight in weights], 1)
+        return grad_x, None, *(weight_gradient(*pair, x) for pair in zip(weights, parts, strict=True))
 
 
-def _product(x: Tensor, weights: Sequence[Tensor], graph_only: bool = False) -> Tensor:
-    """`_Product`, without what autograd costs where nothing is differentiated."""
-    if not torch.is_grad_enabled():
+def trained_product(x: Tensor, *weights: Tensor, graph_only: bool = False) -> Tensor:
+    """x W^T, differentiable in both, W being one matrix, or several that lie below each other in memory."""
+    if not torch.is_grad_enabled():  # A function of autograd costs more than the product of a single token.
         return product(x, _whole(weights))
     return _Product.apply(x, graph_only, *weights)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -181,15 +168,6 @@ def _whole(weights: Sequence[Tensor]) -> Tensor:
     return whole
 
 
-def trained_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T, differentiable in both; backward sums over tokens in parts where the device adds up no more in one
-    product.
-    """
-    if is_split(x, len(x)):
-        return _Product.apply(x, False, weight)  # type: ignore[no-any-return,no-untyped-call]
-    return F.linear(x, weight)
-
-
 class Linear(nn.Module):
     """Matrix product without a bias; weight (width_out, width_in), as everywhere in T5.
 
@@ -203,13 +181,13 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(width_out, width_in))
         self.register_module("adapter", None)
 
-    def forward(self, x: Tensor, dropout: Dropout | None = None, graph_only: bool = False) -> Tensor:
+    def forward(self, x: Tensor, dropout: Dropout = NO_DROPOUT, graph_only: bool = False) -> Tensor:
         """x (N, width_in) -> (N, width_out); `dropout` is the adapter's.
 
         Args:
             graph_only: nothing reads the result, only backward passes through: zeros stand for it, without a product.
         """
-        y = _product(x, (self.weight,), graph_only)
+        y = trained_product(x, self.weight, graph_only=graph_only)
         return y if self.adapter is None else self.adapter(x, y, dropout)
 
 
@@ -223,7 +201,7 @@ def joined_product(x: Tensor, linears: Sequence[Linear]) -> Tensor | None:
     forms = {(linear.weight.dtype, linear.weight.requires_grad, linear.adapter) for linear in linears}
     if is_host(x) or forms != {(x.dtype, weights[0].requires_grad, None)} or as_one(weights, 0) is None:
         return None
-    return _product(x, weights)
+    return trained_product(x, *weights)
 
 
 class _Scaled(torch.autograd.Function):

@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from devices.base import traits_of
 from devices.kernels.calls import kernels, takes_few
-from devices.sizes import INT4_GROUP, LEAST_WIDENED, WIDENED_ELEMENTS
-from model.int4 import ALL, INT4, Int4Weight, empty_int4, num_groups, pack_into, unpack
+from devices.sizes import LEAST_WIDENED, WIDENED_ELEMENTS
+from model.int4 import INT4, Int4Weight, empty_int4, pack_into, unpack
 from model.shapes import is_block_matrix, is_matrix
 
+ALL = slice(None)
 QUANTIZED = (torch.int8, INT4)
 LEVELS = 127  # largest whole number; -128 stays unused, so that the scale is symmetric
 
@@ -277,27 +278,13 @@ def product_back(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def _product_back(grad: Tensor, weight: Tensor) -> Tensor:
-    if weight.dtype == grad.dtype and not is_split(grad, len(weight)):
+    is_one_product = len(weight) <= traits_of(grad.device).terms_of_sums(len(weight))
+    if weight.dtype == grad.dtype and is_one_product:
         return grad @ weight
-    if is_int4(weight) and traits_of(weight.device).is_host:
-        return _back_by_columns(grad, weight)
     x = grad.new_zeros(len(grad), shape_of(weight)[1])
     for part in _pieces(weight):
         of_part = grad[:, part] * scale_of(weight)[part].to(grad.dtype) if is_int8(weight) else grad[:, part]
         x.addmm_(of_part, _widened(weight, grad.dtype, part))
-    return x
-
-
-def _back_by_columns(grad: Tensor, weight: Tensor) -> Tensor:
-    """`product_back` of int4, whose scales have no place in `grad`: pieces of columns are summed once, not added in
-    bf16.
-    """
-    rows, columns = shape_of(weight)
-    x, step = grad.new_empty(len(grad), columns), max(1, WIDENED_ELEMENTS // (rows * INT4_GROUP))
-    for first in range(0, num_groups(columns), step):
-        piece = unpack(weight.detach(), columns, grad.dtype, slice(first, first + step))
-        start = first * INT4_GROUP
-        x[:, start : start + piece.shape[1]] = grad @ piece
     return x
 
 
@@ -308,11 +295,6 @@ def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
         total = part.t() @ of_part if total is None else total.addmm_(part.t(), of_part)
     assert total is not None
     return total
-
-
-def is_split(x: Tensor, terms: int) -> bool:
-    """Whether a product's sums of so many terms are too long for one product on this device."""
-    return terms > traits_of(x.device).terms_of_sums(terms)
 
 
 def _pieces(weight: Tensor) -> list[slice]:

@@ -19,7 +19,6 @@ from common.language import say
 from common.storage import open_plain
 
 Ids = NDArray[np.int64]
-SPARSE = 32  # a logit of a product takes so much less time than one for itself
 ROOT, DEAD = 0, -1  # nodes: before the first token; of a beam that is out of the search
 
 
@@ -30,8 +29,7 @@ class Choices:
     Args:
         rows: (k,) those that may go on. first: (k,) node of the first child. counts: (k,) of children.
         tokens: (k, W) ids, -1 behind the last child. head: (U,) rows of the head to compute; None: all.
-        places: (k, W) of the tokens' logits among those computed. is_sparse: the rows share few of their tokens: each
-            logit is computed for itself.
+        columns: (k, W) of the tokens' logits among those computed.
     """
 
     rows: Ids
@@ -39,8 +37,7 @@ class Choices:
     counts: Ids
     tokens: Ids
     head: Ids | None
-    places: Ids
-    is_sparse: bool
+    columns: Ids
 
 
 class AnswerTree:
@@ -169,8 +166,7 @@ class AnswerTree:
     def choices(self, nodes: Ids, vocab_size: int) -> Choices:
         """What may come after nodes (n,); `DEAD` ones have no choice.
 
-        The head is computed for the allowed tokens only where they are less than half of the vocabulary, and for those
-        of each row where that is far less.
+        The head is computed for the allowed tokens only where they are less than half of the vocabulary.
         """
         rows = np.flatnonzero(nodes != DEAD)
         first = self.starts[nodes[rows]].astype(np.int64)
@@ -178,10 +174,7 @@ class AnswerTree:
         columns = np.arange(counts.max(initial=1))
         tokens = self.tokens[np.minimum(first[:, None] + columns, len(self.tokens) - 1)].astype(np.int64)
         tokens[columns >= counts[:, None]] = -1
-        places, is_allowed = np.maximum(tokens, 0), np.zeros(vocab_size, bool)
-        is_allowed[places] = True
-        head = np.flatnonzero(is_allowed)
-        is_sparse = SPARSE * int(counts.sum()) < len(rows) * len(head)
+        head, head_columns = np.unique(np.maximum(tokens, 0), return_inverse=True)
         if 2 * len(head) > vocab_size:
-            return Choices(rows, first, counts, tokens, None, places, is_sparse)
-        return Choices(rows, first, counts, tokens, head, (np.cumsum(is_allowed) - 1)[places], is_sparse)
+            return Choices(rows, first, counts, tokens, None, np.maximum(tokens, 0))
+        return Choices(rows, first, counts, tokens, head, head_columns.reshape(tokens.shape))

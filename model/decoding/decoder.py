@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from devices.malloc import trim_malloc
-from devices.sizes import ENCODER_TOKENS, LEAST_FILLED, TILE_ELEMENTS
+from devices.sizes import ENCODER_TOKENS, LEAST_FILLED
 from devices.threads import follow_machine
 from model.decoding.answer_tree import Choices
 from model.decoding.kv_cache import KVCache
@@ -152,20 +152,13 @@ class Decoder:
             return product(hidden, self.model.output_weight).float()
 
     def _some(self, hidden: Tensor, choices: Choices) -> Tensor:
-        rows, tokens, places = (
-            torch.from_numpy(found).to(self.device) for found in (choices.rows, choices.tokens, choices.places)
+        rows, tokens, columns = (
+            torch.from_numpy(ids).to(self.device) for ids in (choices.rows, choices.tokens, choices.columns)
         )
         weight: Tensor = self.model.output_weight
-        if choices.is_sparse:
-            row, column = (tokens >= 0).nonzero(as_tuple=True)
-            logits = hidden.new_full(tokens.shape, -torch.inf, dtype=torch.float32)
-            for part in torch.arange(len(row), device=self.device).split(max(1, TILE_ELEMENTS // hidden.shape[1])):
-                at, of = row[part], column[part]
-                logits[at, of] = (hidden[rows[at]].float() * embed(tokens[at, of], weight, torch.float32)).sum(1)
-            return logits
         if choices.head is not None:
             weight = embed(torch.from_numpy(choices.head).to(self.device), weight, self.dtype)
-        return product(hidden[rows], weight).float().gather(1, places).masked_fill_(tokens < 0, -torch.inf)
+        return product(hidden[rows], weight).float().gather(1, columns).masked_fill_(tokens < 0, -torch.inf)
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Take rows out whose answers are done; which one each of the others was, as the last ones take their

@@ -43,10 +43,9 @@ class LoraAdapter(nn.Module):
         self.a = nn.Parameter(drawn.to(weight.device))
         self.b = nn.Parameter(torch.zeros(n, r, device=weight.device))
 
-    def forward(self, x: Tensor, y: Tensor, dropout: Dropout | None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, dropout: Dropout) -> Tensor:
         """x (N, m) and its product y (N, n) with the frozen matrix -> the adapted product (N, n)."""
-        dropped = x if dropout is None else dropout(x)
-        low = trained_product(dropped, self.a.to(x.dtype))  # (N, r)
+        low = trained_product(dropout(x), self.a.to(x.dtype))  # (N, r)
         return torch.add(y, trained_product(low, self.b.to(x.dtype)), alpha=self.scaling)
 
     @torch.no_grad()

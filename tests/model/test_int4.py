@@ -87,9 +87,7 @@ def test_compiled_kernels_give_the_bits_of_torch(dtype: torch.dtype) -> None:
     for is_used in (True, False):
         use(is_used)
         made = packed(matrix).data
-        parts = [unpack(made, 512, dtype, part) for part in (slice(None), slice(3, 5), slice(6, 99))]
-        assert torch.equal(parts[1], parts[0][:, 192:320]) and torch.equal(parts[2], parts[0][:, 384:])
-        found.append((made, parts[0]))
+        found.append((made, unpack(made, 512, dtype)))
     use(True)
     assert all(torch.equal(*both) for both in zip(*found, strict=True))
 
@@ -99,7 +97,7 @@ def test_products_and_gradients_are_those_of_the_widened_matrix(
     rows: int, columns: int, ways: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("model.quantization.WIDENED_ELEMENTS", 2048)
-    monkeypatch.setattr("model.quantization.LEAST_WIDENED", 4)
+    monkeypatch.setattr("model.quantization.LEAST_WIDENED", 16)
     linear = Linear(columns, rows)
     linear.weight = packed(drawn(rows, columns))
     wide = dequantize(linear.weight, torch.float32)
@@ -110,8 +108,7 @@ def test_products_and_gradients_are_those_of_the_widened_matrix(
     torch.testing.assert_close(y.double(), x.double() @ wide.double().t(), rtol=1e-5, atol=1e-5)
     assert x.grad is not None and linear.weight.grad is None
     torch.testing.assert_close(x.grad.double(), grad.double() @ wide.double(), rtol=1e-5, atol=1e-5)
-    narrow = product_back(grad.bfloat16(), linear.weight)
-    torch.testing.assert_close(narrow, grad.bfloat16() @ wide.bfloat16(), rtol=1e-2, atol=1e-2)
+    assert lost(grad.double() @ wide.double(), product_back(grad.bfloat16(), linear.weight)) < 0.01
 
 
 def test_a_model_has_tables_in_int8_and_writes_as_its_widened_form(config: T5ModelConfig, tmp_path: Path) -> None:

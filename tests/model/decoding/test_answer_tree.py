@@ -161,28 +161,6 @@ def test_what_is_certain_is_not_computed(config: T5ModelConfig, monkeypatch: pyt
     assert [len(found) for found in best] == [3] * len(ROWS) and steps == [len(ROWS), len(ROWS)]
 
 
-def test_logits_computed_one_by_one_are_those_of_the_product(
-    config: T5ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, tree = model_of(config, 0), tree_of(some_answers(config.vocab_size, 60))
-    kinds = []
-    for quantized in (False, True):
-        if quantized:
-            quantize_model(model)
-        found = []
-        for sparse in (1, 10**9):
-            monkeypatch.setattr("model.decoding.answer_tree.SPARSE", sparse)
-            kinds.append(tree.choices(np.arange(1, 4), config.vocab_size).is_sparse)
-            found.append(
-                generate_best(Decoder(model, num_beams=6), ROWS, GenerateConfig(num_beams=6, length_penalty=0.0), tree)
-            )
-        for each, whole in zip(*found, strict=True):
-            assert [one.tokens for one in each] == [one.tokens for one in whole]
-            scores = ([one.log_probability for one in best] for best in (each, whole))
-            assert next(scores) == pytest.approx(next(scores), abs=1e-3)
-    assert kinds == [True, False] * 2
-
-
 def test_a_damaged_list_in_the_cache_is_made_anew(tmp_path: Path) -> None:
     tree = tree_of([(5, 6), (7,), (5, 8, 9)])
     target = tmp_path / "tree.npz"
