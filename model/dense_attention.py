@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from model.row_groups import tile_sizes
 from model.rows import Rows
 
 ALIGNED = 8  # Numbers of a head, and keys, that the memory-efficient kernel reads at a time.
-NO_MASK_TYPE = 0  # Of the memory-efficient kernel: causality stands in the bias.
+NO_MASK_TYPE = 0  # The memory-efficient kernel is told nothing of causality: it stands in the bias.
 
 
 def window(bias: Tensor, first: int, queries: int, keys: int) -> Tensor:
@@ -41,9 +42,9 @@ def sum_over_distances(grad: Tensor, first: int, distances: int) -> Tensor:
     heads, queries, keys = grad.shape
     # With as many zeros before each line as there are queries, and one more place a line, equal distances stand in one
     # column.
-    room = grad.new_zeros(heads, queries * (queries + keys + 1))
-    room[:, : queries * (queries + keys)].view(heads, queries, queries + keys)[:, :, queries:].copy_(grad)
-    sums = room.view(heads, queries, queries + keys + 1).sum(1)
+    shifted = grad.new_zeros(heads, queries * (queries + keys + 1))
+    shifted[:, : queries * (queries + keys)].view(heads, queries, queries + keys)[:, :, queries:].copy_(grad)
+    sums = shifted.view(heads, queries, queries + keys + 1).sum(1)
     start = distances // 2 - first - queries  # The place of the first column's distance.
     low = max(0, start)
     high = min(distances, start + sums.shape[1])
@@ -139,59 +140,43 @@ class DenseAttention(torch.autograd.Function):
     def forward(
         ctx: Any, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout, *packed: Tensor
     ) -> Tensor:
-        call = _Call(bias, rows, causal, dropout, packed)
-        out = None if call.is_direct else call.room(rows[0], call.heads)
+        call = _DenseCall(bias, rows, causal, dropout, packed)
+        out = call.empty(rows[0], call.heads)
         states = list[Tensor]()
         for number, tile in enumerate(call.tiles):
-            q, k, v = call.split(tile)
+            q, k, v = call.split(tile, packed)
             for block in tile.blocks():
                 part, state = call.attend(q[:, block], k, v, call.mask(tile, block), (number, block.start))
                 states += state
-                if out is None:
-                    out = part.flatten(0, 1)
-                else:
-                    tile.queries(out)[:, block] = part
+                tile.queries(out)[:, block] = part
         ctx.save_for_backward(bias, out if call.is_fused else None, *packed, *states)
         ctx.arguments = rows, causal, dropout, len(packed)
-        assert out is not None
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         rows, causal, dropout, count = ctx.arguments
-        bias, out, *rest = ctx.saved_tensors
-        packed = rest[:count]
-        states = iter(rest[count:])
-        call = _Call(bias, rows, causal, dropout, packed)
+        bias, out, *saved = ctx.saved_tensors
+        packed = saved[:count]
+        states = iter(saved[count:])
+        call = _DenseCall(bias, rows, causal, dropout, packed)
         call.needs_bias = bias is not None and ctx.needs_input_grad[0]
         grad = grad.reshape(len(grad), call.heads, -1)
         sides = (rows[0], *[rows[1]] * (count - 1))
-        rooms = [] if call.is_direct else [call.room(side, x.shape[1]) for side, x in zip(sides, packed, strict=True)]
+        grads = [call.empty(side, x.shape[1]) for side, x in zip(sides, packed, strict=True)]
         for number, tile in enumerate(call.tiles):
-            views = call.sides(tile, rooms)
-            whole = [part for view in views for part in view.split(call.heads, 2)]
+            dq, *totals = call.split(tile, grads)
             for block in tile.blocks():
-                of_out = None if out is None else tile.queries(out)[:, block]
-                found = call.gradients(tile, block, tile.queries(grad)[:, block], of_out, states, number)
-                if call.is_direct:
-                    rooms = [part.flatten(0, 1) for part in _beside(found, packed, call.heads)]
-                else:
-                    whole[0][:, block] = found[0]
-                    for sums, part in zip(whole[1:], found[1:], strict=True):
-                        sums.add_(part) if block.start else sums.copy_(part)
-        return call.dbias, None, None, None, *rooms
+                tile_out = None if out is None else tile.queries(out)[:, block]
+                dq[:, block], *parts = call.gradients(
+                    tile, block, tile.queries(grad)[:, block], tile_out, states, number
+                )
+                for total, part in zip(totals, parts, strict=True):
+                    total.add_(part) if block.start else total.copy_(part)
+        return call.dbias, None, None, None, *grads
 
 
-def _beside(parts: list[Tensor], packed: Sequence[Tensor], heads: int) -> list[Tensor]:
-    """Gradients of queries, keys and values with their heads beside each other, as those are packed."""
-    found = []
-    for x in packed:
-        together = [parts.pop(0) for _ in range(x.shape[1] // heads)]
-        found.append(together[0] if len(together) == 1 else torch.cat(together, 2))
-    return found
-
-
-class _Call:
+class _DenseCall:
     """What forward and backward of one attention share. Queries are (b, t, H, K), keys and values (b, M, H, K)."""
 
     def __init__(
@@ -210,32 +195,19 @@ class _Call:
         self.needs_bias = False
         self.dbias: Tensor | None = None
 
-    @property
-    def is_direct(self) -> bool:
-        """Whether one tile holds all tokens, so that what it gives lies as it is needed."""
-        return (
-            len(self.tiles) == 1
-            and self.tiles[0].block == self.tiles[0].num_queries
-            and not self.rows[0].filler
-            and not self.rows[1].filler
-        )
+    def split(self, tile: Tile, packed: Sequence[Tensor]) -> list[Tensor]:
+        """Queries, keys and values of a tile, or what lies as they do."""
+        sides = (tile.queries(packed[0]), *map(tile.keys, packed[1:]))
+        return [part for side in sides for part in side.split(self.heads, 2)]
 
-    def sides(self, tile: Tile, packed: Sequence[Tensor]) -> list[Tensor]:
-        """What a tile has of tensors that lie as queries, keys and values do."""
-        return [tile.keys(x) if number else tile.queries(x) for number, x in enumerate(packed)]
-
-    def split(self, tile: Tile) -> list[Tensor]:
-        """Queries, keys and values of a tile."""
-        return [part for x in self.sides(tile, self.packed) for part in x.split(self.heads, 2)]
-
-    def room(self, rows: Rows, heads: int) -> Tensor:
+    def empty(self, rows: Rows, heads: int) -> Tensor:
         """For results of all tiles (N, heads, K); those of the filler are zeros.
 
         Made before the scores: small results between them would keep their freed memory from being used again.
         """
-        room = self.packed[0].new_empty(rows.num_tokens, heads, self.packed[0].shape[2])
-        room[rows.num_tokens - rows.filler :] = 0
-        return room
+        results = self.packed[0].new_empty(rows.num_tokens, heads, self.packed[0].shape[2])
+        results[rows.num_tokens - rows.filler :] = 0
+        return results
 
     def mask(self, tile: Tile, block: slice) -> Tensor | None:
         """What is added to the scores of a block of queries, as if it were there for each row: (b, H, t, M)."""
@@ -282,23 +254,23 @@ class _Call:
         self, tile: Tile, block: slice, grad: Tensor, out: Tensor | None, states: Iterator[Tensor], number: int
     ) -> list[Tensor]:
         """The gradients of a block's queries, and of all keys and values; that of the bias is added to `dbias`."""
-        q, k, v = self.split(tile)
+        q, k, v = self.split(tile, self.packed)
         q = q[:, block]
         mask = self.mask(tile, block)
         if out is None:
-            *found, dscores = self._plain_gradients(grad, q, k, v, mask, (number, block.start))
+            *grads, dscores = self._plain_gradients(grad, q, k, v, mask, (number, block.start))
         else:
-            *found, dscores = self._fused_gradients(grad, q, k, v, mask, out, [next(states) for _ in range(3)])
+            *grads, dscores = self._fused_gradients(grad, q, k, v, mask, out, list(islice(states, 3)))
         if self.needs_bias:
             self._add_to_bias(dscores, block)
-        return found
+        return grads
 
     def _fused_gradients(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor, state: list[Tensor]
     ) -> tuple[Tensor, ...]:
         logsumexp, seed, offset = state
         # With one split of the keys, sums have one order.
-        found: tuple[Tensor, ...] = torch.ops.aten._efficient_attention_backward(
+        return torch.ops.aten._efficient_attention_backward(
             grad,
             q,
             k,
@@ -318,7 +290,6 @@ class _Call:
             scale=1.0,
             num_splits_key=1,
         )
-        return found
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """(b, H, t, M)."""
@@ -354,12 +325,9 @@ class _Call:
         """Add the gradient of scores (b, H, t, M) to that of the bias."""
         assert self.bias is not None
         sums = dscores.sum(0, dtype=self.bias.dtype)
-        if self.bias.dim() == 2:
-            sums = sum_over_distances(sums, block.start, self.bias.shape[1])
-        if self.dbias is None and sums.shape == self.bias.shape:
-            self.dbias = sums
-            return
         if self.dbias is None:
             self.dbias = torch.zeros_like(self.bias)
-        part = self.dbias if self.bias.dim() == 2 else self.dbias[:, block, : sums.shape[2]]
-        part += sums
+        if self.bias.dim() == 2:
+            self.dbias += sum_over_distances(sums, block.start, self.bias.shape[1])
+        else:
+            self.dbias[:, block, : sums.shape[2]] += sums

@@ -39,7 +39,7 @@ from model.formats.shape_file import (
 from model.formats.tensor_files import TensorFolder, write_safetensors
 from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scale_of
 from model.shapes import LABEL_HEAD
-from model.t5 import T5, Filling, WithWeights, in_memory, in_place
+from model.t5 import T5, Filling, WithWeights, in_place
 from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse
 
@@ -104,7 +104,7 @@ def load(
     expect: T5ModelConfig | None = None,
     allocate: Callable[[T5], None] | None = None,
     allow_pickle: bool = False,
-    filling: Filling = in_memory,
+    filling: Filling = in_place,
     seed: int = 0,
     pieces: Mapping[int, Sequence[int]] | None = None,
     maps: bool = False,
