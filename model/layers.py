@@ -21,8 +21,8 @@ from model.quantization import add_product, product, product_back
 from model.shapes import is_gated
 from settings.declared import T5ModelConfig
 
-EXPONENT_BIAS = 127  # of fp32
-FP16_EXPONENT = 13  # numbers stay below 2^13, an eighth of fp16's range: dropout and adapters need some
+EXPONENT_BIAS = 127  # The exponent of an fp32 number is stored with so much added.
+FP16_EXPONENT = 13  # Numbers stay below 2^13, an eighth of fp16's range: dropout and adapters need some.
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,8 @@ def adding_in_place() -> Iterator[None]:
     thread of torch.
     """
     global _adds_in_place
-    before, _adds_in_place = _adds_in_place, True
+    before = _adds_in_place
+    _adds_in_place = True
     try:
         yield
     finally:
@@ -112,7 +113,8 @@ def as_one(parts: Sequence[Tensor], dim: int) -> Tensor | None:
     """A view of tensors that lie one behind the other along a dimension of one tensor in memory; None where they do
     not.
     """
-    first, width = parts[0], 0
+    first = parts[0]
+    width = 0
     for part in parts:
         is_next = part.storage_offset() == first.storage_offset() + width * first.stride(dim)
         if not is_next or part.stride() != first.stride() or _storage(part) != _storage(first):
@@ -268,6 +270,11 @@ def _fp16(x: Tensor, factor: Tensor) -> Tensor:
     return torch.mul(x, factor, out=torch.empty_like(x, dtype=torch.float16))
 
 
+def activated(x: Tensor, activation: str) -> Tensor:
+    """The activation of a gate: silu, or GELU in the tanh form that the published checkpoints were trained with."""
+    return F.gelu(x, approximate="tanh") if activation == "gelu" else F.silu(x)
+
+
 class FeedForward(nn.Module):
     """wo(act(wi(x))), or wo(act(gate(x)) * wi(x)) where the activation is gated.
 
@@ -289,7 +296,7 @@ class FeedForward(nn.Module):
         if self.gate is None:
             inner = dropout.of_relu(self.wi(x, dropout.of_adapter(5)))
         else:
-            gate = self._activate(self.gate(x, dropout.of_adapter(5)))
+            gate = activated(self.gate(x, dropout.of_adapter(5)), self.activation)
             inner = dropout(gate * self.wi(x, dropout.of_adapter(6)))
         return self.wo(inner, dropout.of_adapter(7), graph_only)  # type: ignore[no-any-return]
 
@@ -299,7 +306,7 @@ class FeedForward(nn.Module):
             scale, inverse = fp16_scale(_longest_row(inner))
             inner = dropout.of_relu(_Scaled.apply(inner, scale))
         else:
-            inner = self._activate(self.gate(x, dropout.of_adapter(5)))
+            inner = activated(self.gate(x, dropout.of_adapter(5)), self.activation)
             linear = self.wi(x, dropout.of_adapter(6))
             largest = torch.linalg.vector_norm(inner.detach(), torch.inf)
             scale, inverse = fp16_scale(_longest_row(linear) * largest)
@@ -308,7 +315,3 @@ class FeedForward(nn.Module):
             return _Fp16Product.apply(inner, self.wo.weight, inverse, graph_only)  # type: ignore[no-any-return]
         y = _Fp16Product.apply(inner, self.wo.weight, None, graph_only)
         return self.wo.adapter(inner, y, dropout.of_adapter(7)) * inverse  # type: ignore[no-any-return]
-
-    def _activate(self, x: Tensor) -> Tensor:
-        # The published checkpoints were trained with the tanh form of GELU.
-        return F.gelu(x, approximate="tanh") if self.activation == "gelu" else F.silu(x)
