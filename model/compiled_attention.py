@@ -281,12 +281,12 @@ class _CompiledCall:
         self.add_to_bias(sums)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+def _add_product(total: Tensor, first: Tensor, second: Tensor, is_first: bool) -> None:
     """Write left right into the first places of total (h, M, K), or add it: the first tile of a row sees all keys."""
     if is_first:
-        torch.bmm(left, right, out=total)
+        torch.bmm(first, second, out=total)
     else:
-        total[:, : left.shape[1]].baddbmm_(left, right)
+        total[:, : first.shape[1]].baddbmm_(first, second)
 
 
 def _empty(x: Tensor, rows: Rows) -> Tensor:

@@ -141,16 +141,20 @@ class DenseAttention(torch.autograd.Function):
         ctx: Any, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout, *packed: Tensor
     ) -> Tensor:
         call = _DenseCall(bias, rows, causal, dropout, packed)
-        out = call.empty(rows[0], call.heads)
+        out = None if call.is_direct else call.empty(rows[0], call.heads)
         states = list[Tensor]()
         for number, tile in enumerate(call.tiles):
-            q, k, v = call.split(tile, packed)
+            q, k, v = call.split(tile)
             for block in tile.blocks():
                 part, state = call.attend(q[:, block], k, v, call.mask(tile, block), (number, block.start))
                 states += state
-                tile.queries(out)[:, block] = part
+                if out is None:
+                    out = part.flatten(0, 1)
+                else:
+                    tile.queries(out)[:, block] = part
         ctx.save_for_backward(bias, out if call.is_fused else None, *packed, *states)
         ctx.arguments = rows, causal, dropout, len(packed)
+        assert out is not None
         return out
 
     @staticmethod
@@ -163,17 +167,32 @@ class DenseAttention(torch.autograd.Function):
         call.needs_bias = bias is not None and ctx.needs_input_grad[0]
         grad = grad.reshape(len(grad), call.heads, -1)
         sides = (rows[0], *[rows[1]] * (count - 1))
-        grads = [call.empty(side, x.shape[1]) for side, x in zip(sides, packed, strict=True)]
+        grads = [] if call.is_direct else [call.empty(side, x.shape[1]) for side, x in zip(sides, packed, strict=True)]
         for number, tile in enumerate(call.tiles):
-            dq, *totals = call.split(tile, grads)
+            views = call.sides(tile, grads)
+            totals = [part for view in views for part in view.split(call.heads, 2)]
             for block in tile.blocks():
                 tile_out = None if out is None else tile.queries(out)[:, block]
-                dq[:, block], *parts = call.gradients(
-                    tile, block, tile.queries(grad)[:, block], tile_out, states, number
-                )
-                for total, part in zip(totals, parts, strict=True):
-                    total.add_(part) if block.start else total.copy_(part)
+                parts = call.gradients(tile, block, tile.queries(grad)[:, block], tile_out, states, number)
+                if call.is_direct:
+                    grads = [part.flatten(0, 1) for part in _side_by_side(parts, packed, call.heads)]
+                elif tile.block == tile.num_queries:
+                    for view, x in zip(views, packed, strict=True):
+                        torch.cat([parts.pop(0) for _ in range(x.shape[1] // call.heads)], 2, out=view)
+                else:
+                    totals[0][:, block] = parts[0]
+                    for total, part in zip(totals[1:], parts[1:], strict=True):
+                        total.add_(part) if block.start else total.copy_(part)
         return call.dbias, None, None, None, *grads
+
+
+def _side_by_side(parts: list[Tensor], packed: Sequence[Tensor], heads: int) -> list[Tensor]:
+    """Gradients of queries, keys and values with their heads beside each other, as those are packed."""
+    grads = []
+    for x in packed:
+        together = [parts.pop(0) for _ in range(x.shape[1] // heads)]
+        grads.append(together[0] if len(together) == 1 else torch.cat(together, 2))
+    return grads
 
 
 class _DenseCall:
@@ -195,10 +214,19 @@ class _DenseCall:
         self.needs_bias = False
         self.dbias: Tensor | None = None
 
-    def split(self, tile: Tile, packed: Sequence[Tensor]) -> list[Tensor]:
-        """Queries, keys and values of a tile, or what lies as they do."""
-        sides = (tile.queries(packed[0]), *map(tile.keys, packed[1:]))
-        return [part for side in sides for part in side.split(self.heads, 2)]
+    @property
+    def is_direct(self) -> bool:
+        """Whether one tile holds all tokens, so that what it gives lies as it is needed: fewer kernels, less memory."""
+        fillers = self.rows[0].filler + self.rows[1].filler
+        return len(self.tiles) == 1 and self.tiles[0].block == self.tiles[0].num_queries and not fillers
+
+    def sides(self, tile: Tile, packed: Sequence[Tensor]) -> list[Tensor]:
+        """What a tile has of tensors that lie as queries, keys and values do."""
+        return [tile.keys(x) if number else tile.queries(x) for number, x in enumerate(packed)]
+
+    def split(self, tile: Tile) -> list[Tensor]:
+        """Queries, keys and values of a tile."""
+        return [part for x in self.sides(tile, self.packed) for part in x.split(self.heads, 2)]
 
     def empty(self, rows: Rows, heads: int) -> Tensor:
         """For results of all tiles (N, heads, K); those of the filler are zeros.
@@ -206,7 +234,8 @@ class _DenseCall:
         Made before the scores: small results between them would keep their freed memory from being used again.
         """
         results = self.packed[0].new_empty(rows.num_tokens, heads, self.packed[0].shape[2])
-        results[rows.num_tokens - rows.filler :] = 0
+        if rows.filler:
+            results[-rows.filler :] = 0
         return results
 
     def mask(self, tile: Tile, block: slice) -> Tensor | None:
@@ -240,8 +269,8 @@ class _DenseCall:
         """
         if not self.is_fused:
             weights = self._weights(q, k, mask)
-            kept = self._kept(weights, site)
-            out = (weights if kept is None else weights.mul_(kept)) @ v.transpose(1, 2)
+            factors = self._dropout_factors(weights, site)
+            out = (weights if factors is None else weights.mul_(factors)) @ v.transpose(1, 2)
             return out.transpose(1, 2), []
         # By its own name: `scaled_dot_product_attention` may choose cuDNN's kernel, which gives NaN for some masks
         # (pytorch 196678).
@@ -254,7 +283,7 @@ class _DenseCall:
         self, tile: Tile, block: slice, grad: Tensor, out: Tensor | None, states: Iterator[Tensor], number: int
     ) -> list[Tensor]:
         """The gradients of a block's queries, and of all keys and values; that of the bias is added to `dbias`."""
-        q, k, v = self.split(tile, self.packed)
+        q, k, v = self.split(tile)
         q = q[:, block]
         mask = self.mask(tile, block)
         if out is None:
@@ -296,7 +325,7 @@ class _DenseCall:
         scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1)
         return (scores if mask is None else scores.add_(mask)).softmax(-1)
 
-    def _kept(self, weights: Tensor, site: tuple[int, int]) -> Tensor | None:
+    def _dropout_factors(self, weights: Tensor, site: tuple[int, int]) -> Tensor | None:
         """What weights are multiplied by where some are dropped: 0, or the inverse of the share that is kept."""
         if not self.dropout.active:
             return None
@@ -308,13 +337,13 @@ class _DenseCall:
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, site: tuple[int, int]
     ) -> tuple[Tensor, ...]:
         weights = self._weights(q, k, mask)
-        kept = self._kept(weights, site)
+        factors = self._dropout_factors(weights, site)
         grad = grad.transpose(1, 2)
-        dv = (weights if kept is None else weights * kept).mT @ grad
+        dv = (weights if factors is None else weights * factors).mT @ grad
         dweights = grad @ v.permute(0, 2, 3, 1)
-        if kept is not None:
-            dweights.mul_(kept)
-        del kept
+        if factors is not None:
+            dweights.mul_(factors)
+        del factors
         dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
         del dweights, weights
         dq = dscores @ k.transpose(1, 2)
@@ -325,9 +354,12 @@ class _DenseCall:
         """Add the gradient of scores (b, H, t, M) to that of the bias."""
         assert self.bias is not None
         sums = dscores.sum(0, dtype=self.bias.dtype)
+        if self.bias.dim() == 2:
+            sums = sum_over_distances(sums, block.start, self.bias.shape[1])
+        if self.dbias is None and sums.shape == self.bias.shape:
+            self.dbias = sums
+            return
         if self.dbias is None:
             self.dbias = torch.zeros_like(self.bias)
-        if self.bias.dim() == 2:
-            self.dbias += sum_over_distances(sums, block.start, self.bias.shape[1])
-        else:
-            self.dbias[:, block, : sums.shape[2]] += sums
+        part = self.dbias if self.bias.dim() == 2 else self.dbias[:, block, : sums.shape[2]]
+        part += sums

@@ -20,7 +20,7 @@ from devices.kernels.calls import DTYPES, kernels
 from devices.pointwise import GOLDEN, MIX_1, MIX_2, mix_by_torch
 from model.rows import Rows
 
-ADAPTER_SITES = 1 << 24  # the places of adapters begin here, after all others
+ADAPTER_SITES = 1 << 24  # The sites of adapters begin here, after all others.
 
 
 def stride(number: int) -> int:

@@ -142,9 +142,19 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        grad_x = product_back(grad, _whole(weights)) if ctx.needs_input_grad[0] else None
-        parts = grad.split([len(weight) for weight in weights], 1)
-        return grad_x, None, *(weight_gradient(*pair, x) for pair in zip(weights, parts, strict=True))
+        needs_x, _, needs_weight, *_ = ctx.needs_input_grad
+        grad_x = product_back(grad, _whole(weights)) if needs_x else None
+        grad_weights: Sequence[Tensor | None] = [None] * len(weights)
+        if needs_weight and _adds_in_place and all(w.is_leaf and w.grad is not None for w in weights):
+            total = as_one([w.grad for w in weights], 0)
+            totals = [w.grad for w in weights] if total is None else [total]
+            for matrix, part in zip(totals, grad.split([len(matrix) for matrix in totals], 1), strict=True):
+                add_product(matrix, part, x)
+        elif needs_weight:
+            whole = add_product(None, grad, x)
+            # A view would be copied where autograd keeps it.
+            grad_weights = [whole] if len(weights) == 1 else whole.split([len(w) for w in weights])
+        return grad_x, None, *grad_weights
 
 
 def trained_product(x: Tensor, *weights: Tensor, graph_only: bool = False) -> Tensor:

@@ -35,7 +35,7 @@ from model.shapes import Role, inner_width, weights
 from settings.declared import T5ModelConfig
 
 if TYPE_CHECKING:
-    from model.lora.token_rows import TokenRows
+    from model.lora.token_rows import TrainedTokenRows
 
 # A context in which a weight is in memory to be filled; where weights rest elsewhere it goes there afterwards.
 Filling = Callable[[nn.Parameter], AbstractContextManager[None]]
@@ -45,8 +45,13 @@ SITES_PER_BLOCK = 16  # One block has fewer sites of dropout.
 DECODER_SITES = 1 << 20  # The decoder's sites of dropout begin here.
 
 
-def in_place(weights: nn.Parameter | Iterable[nn.Parameter]) -> AbstractContextManager[None]:
-    """Weights are in memory anyway, and used as they are."""
+def in_memory(weight: nn.Parameter) -> AbstractContextManager[None]:
+    """Weights are in memory anyway."""
+    return nullcontext()
+
+
+def in_place(weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+    """Weights are used in place."""
     return nullcontext()
 
 
@@ -164,7 +169,7 @@ class T5(nn.Module):
         self.d_kv = config.d_kv
         self.dropout_rate = config.dropout_rate
         self.adapter_dropout = 0.0  # Share dropped of what adapters read, in training: see `model.lora.adapter`.
-        self.token_rows: TokenRows | None = None  # Rows of tokens that learn beside adapters.
+        self.token_rows: TrainedTokenRows | None = None  # Rows of tokens that learn beside adapters.
         self.adapter_info: AdapterInfo | None = None  # Form and base of the adapters that are on.
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
@@ -201,7 +206,7 @@ class T5(nn.Module):
         return torch.float32 if is_int8(self.embedding) else self.embedding.dtype
 
     @torch.no_grad()
-    def initialise(self, seed: int, filling: Filling = in_place, only: str = "") -> T5:
+    def initialise(self, seed: int, filling: Filling = in_memory, only: str = "") -> T5:
         """Fill the weights with T5's initial values: the same for the same seed, whatever the dtype or device.
 
         Args:

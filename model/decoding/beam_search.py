@@ -90,7 +90,9 @@ class _Search:
         """
         beams = self.settings.num_beams
         device = log_probs.device
-        rows, first, tokens = (torch.from_numpy(ids).to(device) for ids in (choices.rows, choices.first, choices.tokens))
+        rows, first, tokens = (
+            torch.from_numpy(ids).to(device) for ids in (choices.rows, choices.first, choices.tokens)
+        )
         rows = rows // width * beams + rows % width
         totals = log_probs.add_(self.scores.flatten()[rows].unsqueeze(1))
         scores, columns = totals.topk(min(2 * beams, totals.shape[1]), 1)

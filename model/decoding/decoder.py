@@ -102,8 +102,8 @@ class Decoder:
         """Encoder output (N, D). What malloc keeps of other lengths is given back before, and its own after."""
         self._trim()
         x = embed(ids.to(self.device), self.model.embedding, residual_dtype(self.dtype))
-        # products of fewer tokens would differ in their last bit with the number of threads
-        # (`devices.threads.one_thread`)
+        # Products of fewer tokens would differ in their last bit with the number of threads
+        # (`devices.threads.one_thread`).
         with few_rows() if len(ids) < LEAST_FILLED else nullcontext():
             output: Tensor = self.model.encoder(x, Dropout(0.0, rows), dtype=self.dtype, with_weights=self.with_weights)
         self._trim()
@@ -138,7 +138,8 @@ class Decoder:
         no_drop = Dropout(0.0, Rows((1,) * len(ids)))
         with few_rows():
             for number, block in enumerate(self.blocks):
-                attention, cross = block.attention, block.cross_attention
+                attention = block.attention
+                cross = block.cross_attention
                 with self.with_weights(block.parameters()):
                     normed = block.attention_norm(x, self.dtype)
                     q, k, v = (attention.heads(matrix(normed)) for matrix in (attention.q, attention.k, attention.v))
@@ -175,11 +176,13 @@ class Decoder:
 
 def _groups(lengths: Mapping[int, int]) -> Iterator[list[int]]:
     """Part prompts, row -> length, into groups of at most ENCODER_TOKENS tokens, or of one prompt."""
-    group, tokens = list[int](), 0
+    group = list[int]()
+    tokens = 0
     for row, length in lengths.items():
         if group and tokens + length > ENCODER_TOKENS:
             yield group
-            group, tokens = [], 0
+            group = []
+            tokens = 0
         group.append(row)
         tokens += length
     if group:

@@ -28,7 +28,7 @@ from devices.kernels.calls import kernels_for
 from devices.sizes import KERNEL_WIDTHS, few_places, filled_tokens
 from model.t5 import T5
 
-FIRST_CAPACITY = 64  # tokens that the first buffers of answers hold
+FIRST_CAPACITY = 64  # The first buffers of answers hold so many tokens.
 Buffers = list[Tensor]  # Keys of the first block, its values, keys of the second block, ...
 
 
@@ -63,11 +63,13 @@ class KVCache:
 
     def add(self, sources: Sequence[int], limit: int) -> None:
         """Room for more rows, with prompts of so many tokens and at most `limit` tokens of answers."""
-        first, least = len(self.sources), max(self.limits, default=limit)
+        first = len(self.sources)
+        least = max(self.limits, default=limit)
         self.sources += sources
         self.limits += [limit] * len(sources)
         self.lengths += [0] * len(sources)
-        rows, longest = len(self.sources), max(self.sources)
+        rows = len(self.sources)
+        longest = max(self.sources)
         size = self._source[0].shape
         if rows > size[0] or longest > size[2] or limit > least:
             _resize(self._source, few_places(rows) if first else rows, longest, first)
@@ -86,12 +88,13 @@ class KVCache:
 
     def tokens_with(self, sources: Sequence[int] = (), limits: Sequence[int] = ()) -> int:
         """Tokens that there is room for once all answers have their longest length, were these rows here too."""
-        sources, limits = [*self.sources, *sources], [*self.limits, *limits]
-        return few_places(len(sources)) * (max(sources, default=0) + max(limits, default=0))
+        longest_source = max((*self.sources, *sources), default=0)
+        longest_answer = max((*self.limits, *limits), default=0)
+        return few_places(len(self.sources) + len(sources)) * (longest_source + longest_answer)
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Take rows out; which one each of the others was."""
-        if not rows:  # As after most steps.
+        if not rows:  # After most steps no answer ends.
             return list(range(len(self.sources)))
         count = len(self.sources) - len(rows)
         tail = iter([row for row in range(count, len(self.sources)) if row not in rows])
@@ -114,7 +117,8 @@ class KVCache:
 
     def begin_step(self, beams: int) -> None:
         """Room for one more token of the first `beams` of each row, and what all blocks need to know of where it is."""
-        rows, count = len(self.lengths), max(self.lengths) + 1
+        rows = len(self.lengths)
+        count = max(self.lengths) + 1
         if self._is_resized or count > self._own[0].shape[2]:
             capacity = max(FIRST_CAPACITY, 1 << (count - 1).bit_length())
             length = min(capacity, max(self.limits))

@@ -12,7 +12,7 @@ import torch
 from devices.kernels.calls import kernels, use
 from model.decoding.decoder import Decoder
 from model.decoding.generation import generate
-from model.decoding.sampling import Row, next_tokens
+from model.decoding.sampling import AnswerRow, next_tokens
 from model.t5 import T5
 from settings.declared import GenerateConfig, T5ModelConfig
 from tests.model.decoding.test_generation import ROWS, build, lively
@@ -26,7 +26,7 @@ WITH_KERNELS = pytest.param(
 def write(model: T5, prompts: Sequence[list[int]], begin_at: Sequence[int], **how: object) -> list[list[int]]:
     """Answers to prompts that join at different steps, and leave at their end token."""
     decoder, settings = Decoder(model), GenerateConfig(max_new_tokens=LIMIT, **how)  # type: ignore[arg-type]
-    rows, running, eos = [Row(ids, settings, 3) for ids in prompts], list[Row](), model.config.eos_token_id
+    rows, running, eos = [AnswerRow(ids, settings, 3) for ids in prompts], list[AnswerRow](), model.config.eos_token_id
     for step in range(max(begin_at) + LIMIT):
         for number in (number for number, begin in enumerate(begin_at) if begin == step):
             decoder.join([prompts[number]], LIMIT)

@@ -10,7 +10,7 @@ from torch import nn
 
 from model.decoding.decoder import Decoder
 from model.decoding.generation import generate
-from model.decoding.sampling import Row, choose, penalise
+from model.decoding.sampling import AnswerRow, choose, penalise
 from model.quantization import dequantize, quantize_model
 from model.t5 import T5
 from settings.declared import GenerateConfig, T5ModelConfig
@@ -117,7 +117,7 @@ def test_the_seed_fixes_sampling(config: T5ModelConfig) -> None:
 def test_sampled_shares(how: dict[str, float], expected: list[float]) -> None:
     draws, settings = 4000, GenerateConfig(**{"temperature": 1.0, **how})  # type: ignore[arg-type]
     logits = torch.tensor([0.1, 0.4, 0.3 - 1e-7, 0.2]).log().expand(draws, -1)
-    tokens = choose(logits, settings, [Row([row], settings).generator for row in range(draws)])
+    tokens = choose(logits, settings, [AnswerRow([row], settings).generator for row in range(draws)])
     shares = torch.bincount(tokens, minlength=4) / draws
     assert shares.tolist() == pytest.approx(expected, abs=0.04)
     assert [share > 0 for share in shares.tolist()] == [share > 0 for share in expected]
