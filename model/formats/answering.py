@@ -25,7 +25,7 @@ from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, 
 GENERATION_FILE = GENERATION
 ANSWERS_FILE = "answers.txt"  # The list that all answers come from, one a line.
 SEARCH = ("num_beams", "length_penalty", "early_stopping")  # Only a search reads these settings.
-RANKED = "num_answers"  # So many of the best answers are scored by an evaluation.
+RANKED = "num_answers"  # An evaluation scores the best answers, this many of them.
 HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size", "split_prompts")
 # What drawing heeds, and transformers' values where none are said.
 DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
