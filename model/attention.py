@@ -49,7 +49,7 @@ def position_buckets(distances: Tensor, bidirectional: bool, num_buckets: int, m
     else:
         distances = (-distances).clamp(min=0)
     exact = num_buckets // 2
-    # the formula in fp32, as the published checkpoints saw it
+    # The published checkpoints were trained with this formula in fp32.
     ratio = torch.log(distances.clamp(min=1).float() / exact) / math.log(max_distance / exact)
     far = (exact + (ratio * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
     return offset + torch.where(distances < exact, distances, far)
@@ -79,9 +79,10 @@ class PositionBias(nn.Module):
     def __init__(self, config: T5ModelConfig, bidirectional: bool) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.empty(config.relative_attention_num_buckets, config.num_heads))
-        self.bidirectional, self.max_distance = bidirectional, config.relative_attention_max_distance
+        self.bidirectional = bidirectional
+        self.max_distance = config.relative_attention_max_distance
         self.d_kv = config.d_kv
-        self._buckets: tuple[int, Tensor, Tensor, Tensor] | None = None  # of the longest row, on a GPU
+        self._buckets: tuple[int, Tensor, Tensor, Tensor] | None = None  # On a GPU, those of the longest row.
 
     def forward(self, longest: int) -> Tensor:
         """The bias of rows of at most so many tokens, fp32.
@@ -108,8 +109,9 @@ class PositionBias(nn.Module):
     def place_buckets(self, longest: int) -> None:
         """Find the buckets on the host, for a GPU; they are kept for the next step as long as rows are that long."""
         is_there = self._buckets is not None and self._buckets[0] == longest and len(self._buckets[1]) > 0
-        if not is_there:  # nor where a pass has failed before they were sent
-            distances, count = torch.arange(1 - longest, longest), self.table.shape[0]
+        if not is_there:  # They are not either where a pass has failed before they were sent.
+            distances = torch.arange(1 - longest, longest)
+            count = self.table.shape[0]
             buckets = position_buckets(distances, self.bidirectional, count, self.max_distance)
             members = (buckets == torch.arange(count)[:, None]).float()  # (buckets, R)
             ahead = torch.zeros(len(distances)) if self.bidirectional else torch.where(distances > 0, -math.inf, 0.0)
@@ -150,7 +152,8 @@ class Attention(nn.Module):
     def __init__(self, config: T5ModelConfig) -> None:
         super().__init__()
         inner = inner_width(config)
-        self.num_heads, self.d_kv = config.num_heads, config.d_kv
+        self.num_heads = config.num_heads
+        self.d_kv = config.d_kv
         self.q = Linear(config.d_model, inner)
         self.k = Linear(config.d_model, inner)
         self.v = Linear(config.d_model, inner)

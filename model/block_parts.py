@@ -25,7 +25,7 @@ from devices.pointwise import mix_by_torch
 from model.attention import attend
 from model.dense_attention import DenseAttention
 from model.dropout import Dropout, stride
-from model.layers import joined_product, weight_gradient
+from model.layers import activated, joined_product, weight_gradient
 from model.rows import Rows
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 BEHIND_LAST_ATTENTION, INSIDE_FEED_FORWARD, BEHIND_FEED_FORWARD, BEHIND_SELF_ATTENTION = range(4)
 ENCODER_OFFSETS = (1, 3, 2, 1)
 DECODER_OFFSETS = (5, 3, 2, 1)
-# Of a hash of 32 bits with little bias. Source: "lowbias32", Wellons, github.com/skeeto/hash-prospector.
 GELU_FACTOR = (2 / math.pi) ** 0.5
+# The factors of a hash of 32 bits with little bias. Source: "lowbias32", Wellons, github.com/skeeto/hash-prospector.
 HASH_1 = 0x7FEB352D
 HASH_2 = 0x846CA68B - 2**32
 
@@ -195,7 +195,7 @@ def feed_forward_back(
         dlinear = torch.where(linear > 0, dinner, 0)
         dnormed = dlinear @ wi
     else:
-        dlinear = dinner * _activated(gated, activation)
+        dlinear = dinner * activated(gated, activation)
         dgated = (dinner.float() * linear.float() * _slope(gated.float(), activation)).to(linear.dtype)
         dnormed = dlinear @ wi + dgated @ gate
     of_norm, dnorm = _norm_back(dnormed, stream, norm, inverse)
@@ -206,11 +206,7 @@ def feed_forward_back(
 
 
 def _inner(gated: Tensor | None, linear: Tensor, activation: str) -> Tensor:
-    return F.relu(linear) if gated is None else _activated(gated, activation) * linear
-
-
-def _activated(x: Tensor, activation: str) -> Tensor:
-    return F.gelu(x, approximate="tanh") if activation == "gelu" else F.silu(x)
+    return F.relu(linear) if gated is None else activated(gated, activation) * linear
 
 
 def _slope(x: Tensor, activation: str) -> Tensor:
@@ -266,8 +262,9 @@ class _CrossAttentionInput(torch.autograd.Function):
         rate: float,
         epsilon: float,
     ) -> tuple[Tensor, Tensor]:
-        found = parts.cross_attention_input(x.detach(), attended.detach(), o, norm, q, keys, rate, epsilon)
-        stream, queries, inverse = found
+        stream, queries, inverse = parts.cross_attention_input(
+            x.detach(), attended.detach(), o, norm, q, keys, rate, epsilon
+        )
         ctx.save_for_backward(attended, stream, inverse, o, norm, q, keys)
         ctx.arguments = parts, rate
         return stream, queries
@@ -277,9 +274,9 @@ class _CrossAttentionInput(torch.autograd.Function):
         attended, stream, inverse, o, norm, q, keys = ctx.saved_tensors
         parts, rate = ctx.arguments
         dq = dq.contiguous()
-        grads = (dstream.contiguous(), dq)
-        found = parts.cross_attention_input_back(stream.detach(), *grads, inverse, o, norm, q, keys, rate)
-        dx, dattended, dnorm, dprojected, normed = found
+        dx, dattended, dnorm, dprojected, normed = parts.cross_attention_input_back(
+            stream.detach(), dstream.contiguous(), dq, inverse, o, norm, q, keys, rate
+        )
         do = weight_gradient(o, dprojected, attended)
         return None, dx, dattended, do, dnorm, weight_gradient(q, dq, normed), None, None, None
 
@@ -303,8 +300,7 @@ class _FeedForward(torch.autograd.Function):
         graph_only: bool,
     ) -> Tensor:
         constants = (rate, epsilon, activation, graph_only)
-        found = parts.feed_forward(x.detach(), attended.detach(), o, norm, gate, wi, wo, keys, *constants)
-        y, *saved = found
+        y, *saved = parts.feed_forward(x.detach(), attended.detach(), o, norm, gate, wi, wo, keys, *constants)
         ctx.save_for_backward(attended, *saved, o, norm, gate, wi, wo, keys)
         ctx.arguments = parts, rate, activation
         return y.view_as(y)
@@ -314,9 +310,10 @@ class _FeedForward(torch.autograd.Function):
         attended, stream, inverse, gated, linear, o, norm, gate, wi, wo, keys = ctx.saved_tensors
         parts, rate, activation = ctx.arguments
         saved = (inverse, gated, linear, o, norm, gate, wi, wo, keys)
-        found = parts.feed_forward_back(stream.detach(), dy.contiguous(), *saved, rate, activation)
+        grads = parts.feed_forward_back(stream.detach(), dy.contiguous(), *saved, rate, activation)
         del saved, gated, linear, dy
-        dx, dattended, dnorm, dprojected, normed, dgated, dlinear, dproduct, inner = found
+        dx, dattended, dnorm, dprojected, normed, dgated, dlinear, dproduct, inner = grads
+        del grads
         return (
             None,
             dx,

@@ -29,12 +29,12 @@ class _Short:
     """Rows that kernels take whole.
 
     Args:
-        rows: (n,) int64, the number of each in its micro-batch. places: where they begin and how long they are, (n,)
+        rows: (n,) int64, the number of each in its micro-batch. spans: where they begin and how long they are, (n,)
             int32 each.
     """
 
     rows: Tensor
-    places: dict[str, Tensor]
+    spans: dict[str, Tensor]
     longest: int
 
 
@@ -89,22 +89,25 @@ def _short(rows: tuple[Rows, Rows], members: list[int]) -> _Short | None:
         "key_starts": keys.starts,
         "key_lengths": keys.lengths,
     }
-    places = {name: torch.tensor([of[row] for row in members], dtype=torch.int32) for name, of in values.items()}
-    longest = max(max(queries.lengths[row], keys.lengths[row]) for row in members)
-    return _Short(torch.tensor(members), places, longest)
+    index = torch.tensor(members)
+    spans = {name: torch.tensor(numbers, dtype=torch.int32)[index] for name, numbers in values.items()}
+    longest = max(int(spans["query_lengths"].max()), int(spans["key_lengths"].max()))
+    return _Short(index, spans, longest)
 
 
 def _long(rows: tuple[Rows, Rows], row: int, heads: int) -> _Long:
-    num_queries, num_keys = rows[0].lengths[row], rows[1].lengths[row]
+    num_queries = rows[0].lengths[row]
+    num_keys = rows[1].lengths[row]
     padded_queries, padded_keys, block, tile_heads = long_tile(heads, num_queries, num_keys)
-    queries, keys = np.full(padded_queries, -1, np.int32), np.full(padded_keys, -1, np.int32)
+    queries = np.full(padded_queries, -1, np.int32)
+    keys = np.full(padded_keys, -1, np.int32)
     queries[:num_queries] = np.arange(num_queries) + rows[0].starts[row]
     keys[:num_keys] = np.arange(num_keys) + rows[1].starts[row]
-    queries = np.ascontiguousarray(queries[::-1])  # last first
+    queries = np.ascontiguousarray(queries[::-1])
     return _Long(row, torch.from_numpy(queries), torch.from_numpy(keys), num_keys, block, tile_heads)
 
 
-class _Call:
+class _CompiledCall:
     """One attention: what forward and backward, short and long rows share; arguments as `model.attention.attend`."""
 
     def __init__(
@@ -117,13 +120,18 @@ class _Call:
         causal: bool,
         dropout: Dropout,
     ) -> None:
-        found = kernels()
-        assert found is not None
-        self.kernels: Kernels = found
-        self.q, self.k, self.v, self.rows, self.causal, self.dropout = q, k, v, rows, causal, dropout
+        compiled = kernels()
+        assert compiled is not None
+        self.kernels: Kernels = compiled
+        self.q = q
+        self.k = k
+        self.v = v
+        self.causal = causal
+        self.dropout = dropout
         self.heads, self.width = q.shape[1:]
         self.short, self.long = _split(rows, self.heads)
         self.bias = None if bias is None else bias.detach().float().contiguous()
+        self.dbias: Tensor | None = None
         self.row_keys = dropout.row_keys() if dropout.active else None
 
     def widened(self, reach: int) -> Tensor | None:
@@ -132,29 +140,33 @@ class _Call:
             return None
         return F.pad(self.bias, (reach - 1 - self.bias.shape[1] // 2,) * 2).contiguous()
 
-    def add_to_bias(self, total: Tensor, part: Tensor) -> None:
-        """Add the gradient of a cut or filled-up bias (H, R')."""
-        zero = total.shape[1] // 2
-        other = part.shape[1] // 2
-        reach = min(zero, other)
-        total[:, zero - reach : zero + reach + 1] += part[:, other - reach : other + reach + 1]
+    def bias_sums(self, parts: int, reach: int) -> Tensor | None:
+        """Zeros for the gradient of a `widened` bias in parts of the rows; None where the bias needs no gradient."""
+        return None if self.dbias is None else self.dbias.new_zeros(parts, self.heads, 2 * reach - 1)
 
-    def attend_short(self, tensors: dict[str, Tensor], dbias: Tensor | None = None) -> None:
-        """All short rows; `tensors`: out, or grad, dq, dk and dv. Adds to the gradient of the bias (H, R)."""
+    def add_to_bias(self, sums: Tensor | None) -> None:
+        """Add `bias_sums` to the gradient of the bias (H, R)."""
+        if self.dbias is not None and sums is not None:
+            zero = self.dbias.shape[1] // 2
+            other = sums.shape[2] // 2
+            reach = min(zero, other)
+            self.dbias[:, zero - reach : zero + reach + 1] += sums.sum(0)[:, other - reach : other + reach + 1]
+
+    def attend_short(self, tensors: dict[str, Tensor]) -> None:
+        """All short rows; `tensors`: out, or grad, dq, dk and dv. Adds to the gradient of the bias."""
         short = self.short
         if short is None:
             return
-        bias = self.widened(short.longest)
         # Gradients of the bias are summed apart in parts of the rows, whatever the number of threads.
         parts = min(PARTS, len(short.rows))
-        sums = None if dbias is None else dbias.new_zeros(parts, len(dbias), 2 * short.longest - 1)
+        sums = self.bias_sums(parts, short.longest)
         self.kernels.attend_rows(
             q=self.q,
             k=self.k,
             v=self.v,
-            bias=bias,
+            bias=self.widened(short.longest),
             dbias=sums,
-            **short.places,
+            **short.spans,
             row_keys=None if self.row_keys is None else self.row_keys[short.rows],
             is_bf16=self.q.dtype == torch.bfloat16,
             num_rows=len(short.rows),
@@ -168,8 +180,7 @@ class _Call:
             scale=self.dropout.scale,
             **tensors,
         )
-        if dbias is not None and sums is not None:
-            self.add_to_bias(dbias, sums.sum(0))
+        self.add_to_bias(sums)
 
     def groups(self, long: _Long) -> Iterator[range]:
         """The heads of each tile of a long row."""
@@ -193,11 +204,12 @@ class _Call:
         heads: range,
         part: slice,
         bias: Tensor | None,
-        seen: int,
+        num_keys: int,
         **tensors: Tensor | None,
     ) -> None:
         """What stands between the products of a tile of a long row."""
-        length, distances = len(long.queries), 0 if bias is None else bias.shape[1]
+        length = len(long.queries)
+        distances = 0 if bias is None else bias.shape[1]
         self.kernels.weigh_tile(
             is_backward,
             bias=bias,
@@ -206,7 +218,7 @@ class _Call:
             heads=len(heads),
             first_head=heads.start,
             queries=part.stop - part.start,
-            keys=seen,
+            keys=num_keys,
             distances=distances,
             start=distances // 2 - length + 1 + part.start,
             last_query=length - 1 - part.start,
@@ -216,7 +228,7 @@ class _Call:
             **tensors,
         )
 
-    def seen(self, long: _Long, part: slice) -> int:
+    def visible_keys(self, long: _Long, part: slice) -> int:
         """Keys that a tile looks at: where attention is causal, none after its last query but for the first tile."""
         num_keys = len(long.keys)
         return num_keys if not self.causal or part.start == 0 else min(num_keys, len(long.queries) - part.start)
@@ -234,49 +246,54 @@ class _Call:
         """Write the output of a long row."""
         bias = self.widened(long.reach)
         for heads in self.groups(long):
-            k, v = self.gather(self.k, long.keys, heads), self.gather(self.v, long.keys, heads)
+            k = self.gather(self.k, long.keys, heads)
+            v = self.gather(self.v, long.keys, heads)
             for part in long.parts():
-                seen, tokens = self.seen(long, part), long.queries[part]
+                count = self.visible_keys(long, part)
+                tokens = long.queries[part]
                 q = self.gather(self.q, tokens, heads)
-                _, used = self.weigh(q, k[:, :seen], long, heads, part, bias)
-                self.put(torch.bmm(used, v[:, :seen]), out, tokens, heads)
+                _, used = self.weigh(q, k[:, :count], long, heads, part, bias)
+                self.put(torch.bmm(used, v[:, :count]), out, tokens, heads)
 
-    def attend_long_back(self, long: _Long, grad: Tensor, grads: tuple[Tensor, ...], dbias: Tensor | None) -> None:
-        """Write the gradients of a long row's q, k and v, and add that of its bias (H, R)."""
+    def attend_long_back(self, long: _Long, grad: Tensor, grads: tuple[Tensor, ...]) -> None:
+        """Write the gradients of a long row's q, k and v, and add that of its bias."""
         bias = self.widened(long.reach)
-        sums = None if dbias is None else dbias.new_zeros(len(dbias), 2 * long.reach - 1)
+        sums = self.bias_sums(1, long.reach)
         for heads in self.groups(long):
-            k, v = self.gather(self.k, long.keys, heads), self.gather(self.v, long.keys, heads)
-            dk, dv = torch.empty_like(k), torch.empty_like(v)
+            k = self.gather(self.k, long.keys, heads)
+            v = self.gather(self.v, long.keys, heads)
+            dk = torch.empty_like(k)
+            dv = torch.empty_like(v)
             for part in long.parts():
-                seen, tokens = self.seen(long, part), long.queries[part]
-                q, g = self.gather(self.q, tokens, heads), self.gather(grad, tokens, heads)
-                weights, used = self.weigh(q, k[:, :seen], long, heads, part, bias)
-                dweights = torch.bmm(g, v[:, :seen].transpose(1, 2))
-                _add_product(dv, used.transpose(1, 2), g, part.start == 0)
+                count = self.visible_keys(long, part)
+                tokens = long.queries[part]
+                q = self.gather(self.q, tokens, heads)
+                dout = self.gather(grad, tokens, heads)
+                weights, used = self.weigh(q, k[:, :count], long, heads, part, bias)
+                dweights = torch.bmm(dout, v[:, :count].transpose(1, 2))
+                _add_product(dv, used.transpose(1, 2), dout, part.start == 0)
                 tensors = {"scores": dweights, "weights": weights, "dweights": dweights, "dbias": sums}
-                self.weigh_tile(True, long, heads, part, bias, seen, **tensors)
-                self.put(torch.bmm(dweights, k[:, :seen]), grads[0], tokens, heads)
+                self.weigh_tile(True, long, heads, part, bias, count, **tensors)
+                self.put(torch.bmm(dweights, k[:, :count]), grads[0], tokens, heads)
                 _add_product(dk, dweights.transpose(1, 2), q, part.start == 0)
             self.put(dk, grads[1], long.keys, heads)
             self.put(dv, grads[2], long.keys, heads)
-        if dbias is not None and sums is not None:
-            self.add_to_bias(dbias, sums)
+        self.add_to_bias(sums)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+def _add_product(total: Tensor, first: Tensor, second: Tensor, is_first: bool) -> None:
     """Write left right into the first places of total (h, M, K), or add it: the first tile of a row sees all keys."""
     if is_first:
-        torch.bmm(left, right, out=total)
+        torch.bmm(first, second, out=total)
     else:
-        total[:, : left.shape[1]].baddbmm_(left, right)
+        total[:, : first.shape[1]].baddbmm_(first, second)
 
 
-def _room(x: Tensor, rows: Rows) -> Tensor:
-    """(N, H, K), zero behind the last row."""
-    room = torch.empty_like(x)
-    room[rows.row_tokens :] = 0
-    return room
+def _empty(x: Tensor, rows: Rows) -> Tensor:
+    """The memory of a result (N, H, K), zero behind the last row."""
+    result = torch.empty_like(x)
+    result[rows.row_tokens :] = 0
+    return result
 
 
 class CompiledAttention(torch.autograd.Function):
@@ -296,8 +313,9 @@ class CompiledAttention(torch.autograd.Function):
         dropout: Dropout,
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, bias)
-        ctx.rows, ctx.causal, ctx.dropout = rows, causal, dropout
-        call, out = _Call(q, k, v, bias, rows, causal, dropout), _room(q, rows[0])
+        ctx.arguments = rows, causal, dropout
+        call = _CompiledCall(q, k, v, bias, rows, causal, dropout)
+        out = _empty(q, rows[0])
         call.attend_short({"out": out})
         for long in call.long:
             call.attend_long(long, out)
@@ -306,12 +324,15 @@ class CompiledAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, k, v, bias = ctx.saved_tensors
-        call, grad = _Call(q, k, v, bias, ctx.rows, ctx.causal, ctx.dropout), grad.contiguous()
-        dq, dk, dv = (_room(x, rows) for x, rows in zip((q, k, v), (ctx.rows[0], *[ctx.rows[1]] * 2), strict=True))
-        dbias = None
-        if bias is not None and ctx.needs_input_grad[3]:
-            dbias = torch.zeros_like(bias, dtype=torch.float32)
-        call.attend_short({"grad": grad, "dq": dq, "dk": dk, "dv": dv}, dbias)
+        queries, keys = ctx.arguments[0]
+        call = _CompiledCall(q, k, v, bias, *ctx.arguments)
+        if ctx.needs_input_grad[3]:
+            call.dbias = torch.zeros_like(bias, dtype=torch.float32)
+        grad = grad.contiguous()
+        dq = _empty(q, queries)
+        dk = _empty(k, keys)
+        dv = _empty(v, keys)
+        call.attend_short({"grad": grad, "dq": dq, "dk": dk, "dv": dv})
         for long in call.long:
-            call.attend_long_back(long, grad, (dq, dk, dv), dbias)
-        return dq, dk, dv, None if dbias is None else dbias.to(bias.dtype), None, None, None
+            call.attend_long_back(long, grad, (dq, dk, dv))
+        return dq, dk, dv, call.dbias, None, None, None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from model.row_groups import tile_sizes
 from model.rows import Rows
 
 ALIGNED = 8  # Numbers of a head, and keys, that the memory-efficient kernel reads at a time.
-NO_MASK_TYPE = 0  # Of the memory-efficient kernel: causality stands in the bias.
+NO_MASK_TYPE = 0  # The memory-efficient kernel is told nothing of causality: it stands in the bias.
 
 
 def window(bias: Tensor, first: int, queries: int, keys: int) -> Tensor:
@@ -41,9 +42,9 @@ def sum_over_distances(grad: Tensor, first: int, distances: int) -> Tensor:
     heads, queries, keys = grad.shape
     # With as many zeros before each line as there are queries, and one more place a line, equal distances stand in one
     # column.
-    room = grad.new_zeros(heads, queries * (queries + keys + 1))
-    room[:, : queries * (queries + keys)].view(heads, queries, queries + keys)[:, :, queries:].copy_(grad)
-    sums = room.view(heads, queries, queries + keys + 1).sum(1)
+    shifted = grad.new_zeros(heads, queries * (queries + keys + 1))
+    shifted[:, : queries * (queries + keys)].view(heads, queries, queries + keys)[:, :, queries:].copy_(grad)
+    sums = shifted.view(heads, queries, queries + keys + 1).sum(1)
     start = distances // 2 - first - queries  # The place of the first column's distance.
     low = max(0, start)
     high = min(distances, start + sums.shape[1])
@@ -139,8 +140,8 @@ class DenseAttention(torch.autograd.Function):
     def forward(
         ctx: Any, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout, *packed: Tensor
     ) -> Tensor:
-        call = _Call(bias, rows, causal, dropout, packed)
-        out = None if call.is_direct else call.room(rows[0], call.heads)
+        call = _DenseCall(bias, rows, causal, dropout, packed)
+        out = None if call.is_direct else call.empty(rows[0], call.heads)
         states = list[Tensor]()
         for number, tile in enumerate(call.tiles):
             q, k, v = call.split(tile)
@@ -159,42 +160,42 @@ class DenseAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         rows, causal, dropout, count = ctx.arguments
-        bias, out, *rest = ctx.saved_tensors
-        packed = rest[:count]
-        states = iter(rest[count:])
-        call = _Call(bias, rows, causal, dropout, packed)
+        bias, out, *saved = ctx.saved_tensors
+        packed = saved[:count]
+        states = iter(saved[count:])
+        call = _DenseCall(bias, rows, causal, dropout, packed)
         call.needs_bias = bias is not None and ctx.needs_input_grad[0]
         grad = grad.reshape(len(grad), call.heads, -1)
         sides = (rows[0], *[rows[1]] * (count - 1))
-        rooms = [] if call.is_direct else [call.room(side, x.shape[1]) for side, x in zip(sides, packed, strict=True)]
+        grads = [] if call.is_direct else [call.empty(side, x.shape[1]) for side, x in zip(sides, packed, strict=True)]
         for number, tile in enumerate(call.tiles):
-            views = call.sides(tile, rooms)
-            whole = [part for view in views for part in view.split(call.heads, 2)]
+            views = call.sides(tile, grads)
+            totals = [part for view in views for part in view.split(call.heads, 2)]
             for block in tile.blocks():
-                of_out = None if out is None else tile.queries(out)[:, block]
-                found = call.gradients(tile, block, tile.queries(grad)[:, block], of_out, states, number)
+                tile_out = None if out is None else tile.queries(out)[:, block]
+                parts = call.gradients(tile, block, tile.queries(grad)[:, block], tile_out, states, number)
                 if call.is_direct:
-                    rooms = [part.flatten(0, 1) for part in _beside(found, packed, call.heads)]
+                    grads = [part.flatten(0, 1) for part in _side_by_side(parts, packed, call.heads)]
                 elif tile.block == tile.num_queries:
                     for view, x in zip(views, packed, strict=True):
-                        torch.cat([found.pop(0) for _ in range(x.shape[1] // call.heads)], 2, out=view)
+                        torch.cat([parts.pop(0) for _ in range(x.shape[1] // call.heads)], 2, out=view)
                 else:
-                    whole[0][:, block] = found[0]
-                    for sums, part in zip(whole[1:], found[1:], strict=True):
-                        sums.add_(part) if block.start else sums.copy_(part)
-        return call.dbias, None, None, None, *rooms
+                    totals[0][:, block] = parts[0]
+                    for total, part in zip(totals[1:], parts[1:], strict=True):
+                        total.add_(part) if block.start else total.copy_(part)
+        return call.dbias, None, None, None, *grads
 
 
-def _beside(parts: list[Tensor], packed: Sequence[Tensor], heads: int) -> list[Tensor]:
+def _side_by_side(parts: list[Tensor], packed: Sequence[Tensor], heads: int) -> list[Tensor]:
     """Gradients of queries, keys and values with their heads beside each other, as those are packed."""
-    found = []
+    grads = []
     for x in packed:
         together = [parts.pop(0) for _ in range(x.shape[1] // heads)]
-        found.append(together[0] if len(together) == 1 else torch.cat(together, 2))
-    return found
+        grads.append(together[0] if len(together) == 1 else torch.cat(together, 2))
+    return grads
 
 
-class _Call:
+class _DenseCall:
     """What forward and backward of one attention share. Queries are (b, t, H, K), keys and values (b, M, H, K)."""
 
     def __init__(
@@ -215,13 +216,9 @@ class _Call:
 
     @property
     def is_direct(self) -> bool:
-        """Whether one tile holds all tokens, so that what it gives lies as it is needed."""
-        return (
-            len(self.tiles) == 1
-            and self.tiles[0].block == self.tiles[0].num_queries
-            and not self.rows[0].filler
-            and not self.rows[1].filler
-        )
+        """Whether one tile holds all tokens, so that what it gives lies as it is needed: fewer kernels, less memory."""
+        fillers = self.rows[0].filler + self.rows[1].filler
+        return len(self.tiles) == 1 and self.tiles[0].block == self.tiles[0].num_queries and not fillers
 
     def sides(self, tile: Tile, packed: Sequence[Tensor]) -> list[Tensor]:
         """What a tile has of tensors that lie as queries, keys and values do."""
@@ -231,31 +228,28 @@ class _Call:
         """Queries, keys and values of a tile."""
         return [part for x in self.sides(tile, self.packed) for part in x.split(self.heads, 2)]
 
-    def room(self, rows: Rows, heads: int) -> Tensor:
+    def empty(self, rows: Rows, heads: int) -> Tensor:
         """For results of all tiles (N, heads, K); those of the filler are zeros.
 
         Made before the scores: small results between them would keep their freed memory from being used again.
         """
-        room = self.packed[0].new_empty(rows.num_tokens, heads, self.packed[0].shape[2])
+        results = self.packed[0].new_empty(rows.num_tokens, heads, self.packed[0].shape[2])
         if rows.filler:
-            room[-rows.filler :] = 0
-        return room
+            results[-rows.filler :] = 0
+        return results
 
     def mask(self, tile: Tile, block: slice) -> Tensor | None:
         """What is added to the scores of a block of queries, as if it were there for each row: (b, H, t, M)."""
-        mask = self._bias_of(tile, block)
+        mask: Tensor | None = None
+        if self.bias is not None and self.bias.dim() == 3:
+            mask = self.bias[:, block, : tile.num_keys].to(self.dtype)
+        elif self.bias is not None:
+            mask = window(self.bias.to(self.dtype), block.start, block.stop - block.start, tile.num_keys)
         # Behind the last token of a causal row stands padding alone, which looks at whatever is there.
         if not tile.is_full and not self.causal:
             hidden = tile.keys(self._hidden())[:, None, None]
             mask = hidden if mask is None else mask + hidden
         return None if mask is None else mask.expand(tile.rows, self.heads, block.stop - block.start, tile.num_keys)
-
-    def _bias_of(self, tile: Tile, block: slice) -> Tensor | None:
-        if self.bias is None:
-            return None
-        if self.bias.dim() == 3:
-            return self.bias[:, block, : tile.num_keys].to(self.dtype)
-        return window(self.bias.to(self.dtype), block.start, block.stop - block.start, tile.num_keys)
 
     def _hidden(self) -> Tensor:
         """(N',): -inf where there is padding, else 0."""
@@ -275,8 +269,8 @@ class _Call:
         """
         if not self.is_fused:
             weights = self._weights(q, k, mask)
-            kept = self._kept(weights, site)
-            out = (weights if kept is None else weights.mul_(kept)) @ v.transpose(1, 2)
+            factors = self._dropout_factors(weights, site)
+            out = (weights if factors is None else weights.mul_(factors)) @ v.transpose(1, 2)
             return out.transpose(1, 2), []
         # By its own name: `scaled_dot_product_attention` may choose cuDNN's kernel, which gives NaN for some masks
         # (pytorch 196678).
@@ -293,19 +287,19 @@ class _Call:
         q = q[:, block]
         mask = self.mask(tile, block)
         if out is None:
-            *found, dscores = self._plain_gradients(grad, q, k, v, mask, (number, block.start))
+            *grads, dscores = self._plain_gradients(grad, q, k, v, mask, (number, block.start))
         else:
-            *found, dscores = self._fused_gradients(grad, q, k, v, mask, out, [next(states) for _ in range(3)])
+            *grads, dscores = self._fused_gradients(grad, q, k, v, mask, out, list(islice(states, 3)))
         if self.needs_bias:
             self._add_to_bias(dscores, block)
-        return found
+        return grads
 
     def _fused_gradients(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor, state: list[Tensor]
     ) -> tuple[Tensor, ...]:
         logsumexp, seed, offset = state
         # With one split of the keys, sums have one order.
-        found: tuple[Tensor, ...] = torch.ops.aten._efficient_attention_backward(
+        return torch.ops.aten._efficient_attention_backward(
             grad,
             q,
             k,
@@ -325,14 +319,13 @@ class _Call:
             scale=1.0,
             num_splits_key=1,
         )
-        return found
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """(b, H, t, M)."""
         scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1)
         return (scores if mask is None else scores.add_(mask)).softmax(-1)
 
-    def _kept(self, weights: Tensor, site: tuple[int, int]) -> Tensor | None:
+    def _dropout_factors(self, weights: Tensor, site: tuple[int, int]) -> Tensor | None:
         """What weights are multiplied by where some are dropped: 0, or the inverse of the share that is kept."""
         if not self.dropout.active:
             return None
@@ -344,13 +337,13 @@ class _Call:
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, site: tuple[int, int]
     ) -> tuple[Tensor, ...]:
         weights = self._weights(q, k, mask)
-        kept = self._kept(weights, site)
+        factors = self._dropout_factors(weights, site)
         grad = grad.transpose(1, 2)
-        dv = (weights if kept is None else weights * kept).mT @ grad
+        dv = (weights if factors is None else weights * factors).mT @ grad
         dweights = grad @ v.permute(0, 2, 3, 1)
-        if kept is not None:
-            dweights.mul_(kept)
-        del kept
+        if factors is not None:
+            dweights.mul_(factors)
+        del factors
         dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
         del dweights, weights
         dq = dscores @ k.transpose(1, 2)

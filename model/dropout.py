@@ -20,7 +20,7 @@ from devices.kernels.calls import DTYPES, kernels
 from devices.pointwise import GOLDEN, MIX_1, MIX_2, mix_by_torch
 from model.rows import Rows
 
-ADAPTER_SITES = 1 << 24  # the places of adapters begin here, after all others
+ADAPTER_SITES = 1 << 24  # The sites of adapters begin here, after all others.
 
 
 def stride(number: int) -> int:
@@ -56,12 +56,8 @@ class Dropout:
         """The same dropout at another place of the model."""
         return replace(self, site=self.site + offset)
 
-    def of_adapter(self, offset: int, rows: Rows | None = None) -> Dropout | None:
-        """The dropout of what the adapter at this place reads, its tokens being `rows`; None where nothing is
-        dropped.
-        """
-        if not self.adapter_rate:
-            return None
+    def of_adapter(self, offset: int, rows: Rows | None = None) -> Dropout:
+        """The dropout of what the adapter at this site reads, its tokens being `rows`."""
         return Dropout(self.adapter_rate, rows or self.rows, ADAPTER_SITES + self.site + offset)
 
     @property
@@ -132,6 +128,9 @@ class Dropout:
         if self.active and not self.is_compiled(x):
             return _DropReLU.apply(x, self.rate)  # type: ignore[no-any-return,no-untyped-call]
         return self(_ReLU.apply(x))
+
+
+NO_DROPOUT = Dropout(0.0, Rows(()))
 
 
 class _ReLU(torch.autograd.Function):

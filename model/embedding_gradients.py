@@ -20,7 +20,7 @@ from torch import Tensor
 from devices.base import is_host, place, traits_of
 from devices.sizes import SUMMED_ELEMENTS
 
-TOGETHER = 8  # terms of a sum
+TOGETHER = 8  # A sum has so many terms.
 
 
 def add_token_gradients(
@@ -40,13 +40,13 @@ def add_token_gradients(
         for rows, part in zip(ids, gradients, strict=True):
             table.index_add_(0, rows, part.to(table.dtype))
         return
-    distinct, places = torch.cat(list(ids)).unique(return_inverse=True)
-    width = max(1, SUMMED_ELEMENTS // len(places))
+    distinct, inverse = torch.cat(list(ids)).unique(return_inverse=True)
+    width = max(1, SUMMED_ELEMENTS // len(inverse))
     for first in range(0, table.shape[1], width):
         columns = slice(first, first + width)
         slab = torch.cat([part[:, columns].float() for part in gradients])
-        # what autograd forms after a lookup, over the distinct tokens alone: it sorts, and sums without atomics
-        parts = torch.ops.aten.embedding_dense_backward(slab, places, len(distinct), -1, False)
+        # Autograd forms this after a lookup, here over the distinct tokens alone: it sorts, and sums without atomics.
+        parts = torch.ops.aten.embedding_dense_backward(slab, inverse, len(distinct), -1, False)
         there = table[:, columns]
         there[distinct] = parts.add_(there[distinct]).to(table.dtype)
 
@@ -102,7 +102,8 @@ def _level(terms: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray
         terms: those of the first token, of the second, ... counts: how many each has.
     """
     sums = -(-counts // TOGETHER)
-    starts, firsts = np.cumsum(counts) - counts, np.cumsum(sums) - sums
+    starts = np.cumsum(counts) - counts
+    firsts = np.cumsum(sums) - sums
     place_of = np.arange(len(terms)) - np.repeat(starts, counts)
     level = np.full((sums.sum(), TOGETHER), len(terms), np.int64)
     level[np.repeat(firsts, counts) + place_of // TOGETHER, place_of % TOGETHER] = terms

@@ -43,7 +43,7 @@ from model.t5 import T5, Filling, WithWeights, in_memory, in_place
 from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse
 
-_FREE_FIELDS = {"dropout_rate", "initializer_factor"}  # They are choices of a training run, not of a checkpoint.
+_FREE_FIELDS = {"dropout_rate", "initializer_factor"}  # A run chooses them, not a checkpoint.
 
 
 def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
@@ -53,12 +53,12 @@ def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
     Raises:
         UserError: no readable weights.
     """
-    stored = TensorFolder(folder, allow_pickle)
-    if embedding_name(stored) not in stored.names:
+    checkpoint = TensorFolder(folder, allow_pickle)
+    if embedding_name(checkpoint) not in checkpoint.names:
         raise UserError(
             "{folder}, holds no {embedding}; give the folder of a T5 model", folder=folder, embedding=EMBEDDING
         )
-    return DTYPES.get(stored.matrix_dtype(), torch.float32)
+    return DTYPES.get(checkpoint.matrix_dtype(), torch.float32)
 
 
 def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
@@ -130,33 +130,33 @@ def load(
         UserError: missing, broken or foreign files; another shape than expected.
     Memory: the model, and a chunk of one tensor (4 MiB); what is mapped is no anonymous memory.
     """
-    stored = TensorFolder(folder, allow_pickle)
+    checkpoint = TensorFolder(folder, allow_pickle)
     path = Path(folder) / CONFIG_FILE
     raw = read_json(path)
-    config = shape_from(path, raw, stored)
+    config = shape_from(path, raw, checkpoint)
     expect = expect or config
     _refuse_another_shape(folder, config, expect)
     # The tensors are compared with the shape before memory is taken for it.
-    sources = _sources(stored, dataclasses.replace(expect, vocab_size=config.vocab_size))
+    sources = _sources(checkpoint, dataclasses.replace(expect, vocab_size=config.vocab_size))
     pieces = pieces or dict.fromkeys(range(config.vocab_size, expect.vocab_size), ())
     for table in {"embedding", "head"} & sources.keys() if pieces else ():
-        stored.replace_rows(sources[table], min(pieces), _new_rows(stored, sources[table], pieces, seed))
+        checkpoint.replace_rows(sources[table], min(pieces), _new_rows(checkpoint, sources[table], pieces, seed))
     is_quantized = dtype in QUANTIZED
     model = T5(expect, "meta" if allocate or is_quantized else device, torch.float32 if is_quantized else dtype)
     if allocate is not None:
         allocate(model)
     with torch.no_grad():
-        if model.label_head is not None and (new_head(stored, expect) or not expect.has_labels_of(config)):
+        if model.label_head is not None and (new_head(checkpoint, expect) or not expect.has_labels_of(config)):
             sources = {name: source for name, source in sources.items() if not name.startswith(f"{LABEL_HEAD}.")}
             if is_quantized:
                 # `to_empty` would do this too, and import sympy: 35 MB.
                 model.label_head._apply(lambda weight: torch.empty(weight.shape, device=device))
             model.initialise(seed, only=f"{LABEL_HEAD}.")
         if is_quantized:
-            chunks = {name: partial(stored.chunks, source) for name, source in sources.items()}
+            chunks = {name: partial(checkpoint.chunks, source) for name, source in sources.items()}
             fill_quantized(model, chunks, dtype, device, filling)
         else:
-            _fill(model, stored, sources, filling, maps)
+            _fill(model, checkpoint, sources, filling, maps)
         # A UMT5 as published was trained without scaled outputs; our own folders say what they are.
         scaling = (family_of(raw), raw.get("tie_word_embeddings"), raw.get("scale_decoder_outputs"))
         if scaling == ("umt5", False, None) and class_of(expect).writes_text:
@@ -166,11 +166,11 @@ def load(
 
 def _refuse_another_shape(folder: str | Path, config: T5ModelConfig, expect: T5ModelConfig) -> None:
     """Raise where a checkpoint differs from what is expected in more than a run may choose."""
-    known = {**dataclasses.asdict(config), "vocab_size": max(config.vocab_size, expect.vocab_size)}
+    own = {**dataclasses.asdict(config), "vocab_size": max(config.vocab_size, expect.vocab_size)}
     expected = dataclasses.asdict(expect)
     different: list[str] = [
         say("{name} is {value} and not {other_value}", name=name, value=value, other_value=expected[name])
-        for name, value in sorted(known.items() - expected.items())
+        for name, value in sorted(own.items() - expected.items())
         if name not in _FREE_FIELDS.union(class_of(expect).free)
     ]
     if different:
@@ -181,28 +181,28 @@ def _refuse_another_shape(folder: str | Path, config: T5ModelConfig, expect: T5M
         )
 
 
-def _fill(model: T5, stored: TensorFolder, sources: Mapping[str, str], filling: Filling, maps: bool) -> None:
+def _fill(model: T5, checkpoint: TensorFolder, sources: Mapping[str, str], filling: Filling, maps: bool) -> None:
     for name, source in sources.items():
         parameter = model.get_parameter(name)
-        pages = stored.mapped(source, parameter.dtype) if maps else None
+        pages = checkpoint.mapped(source, parameter.dtype) if maps else None
         if pages is not None:
             parameter.data = pages
         else:
             with filling(parameter):
-                stored.copy_into(source, parameter)
+                checkpoint.copy_into(source, parameter)
 
 
-def _new_rows(stored: TensorFolder, name: str, pieces: Mapping[int, Sequence[int]], seed: int) -> Tensor:
+def _new_rows(checkpoint: TensorFolder, name: str, pieces: Mapping[int, Sequence[int]], seed: int) -> Tensor:
     """The first values of new rows of a table, in their order: the mean of each token's pieces, or drawn with the mean
     and deviation of the rows before them, which the pieces are among. Memory: the new rows and those of the pieces.
     """
     count = min(pieces)
     ids = torch.tensor(sorted({piece for each in pieces.values() for piece in each}), dtype=torch.long)
     rows_of_pieces: list[Tensor] = []
-    total = torch.zeros(stored.shape(name)[1], dtype=torch.float64)
+    total = torch.zeros(checkpoint.shape(name)[1], dtype=torch.float64)
     square = torch.zeros_like(total)
     start = 0
-    for chunk in stored.chunks(name):
+    for chunk in checkpoint.chunks(name):
         chunk = chunk[: max(0, count - start)].double()
         total += chunk.sum(0)
         square += chunk.square().sum(0)
@@ -219,56 +219,56 @@ def _new_rows(stored: TensorFolder, name: str, pieces: Mapping[int, Sequence[int
     return rows.float()
 
 
-def _sources(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
+def _sources(checkpoint: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
     """Our name -> stored name of every parameter; each must be there, in its shape, and nothing else."""
-    sources = stored_names(stored, config)
-    names = stored.names & set(sources.values())
+    sources = stored_names(checkpoint, config)
+    names = checkpoint.names & set(sources.values())
     refuse(
         [
-            *misfits(stored, config),
-            *_without_scales(stored, names),
-            *_no_numbers(stored, names),
-            *_different_copies(stored, sources["embedding"]),
+            *misfits(checkpoint, config),
+            *_without_scales(checkpoint, names),
+            *_no_numbers(checkpoint, names),
+            *_different_copies(checkpoint, sources["embedding"]),
         ]
     )
     return sources
 
 
-def _without_scales(stored: TensorFolder, names: set[str]) -> Iterator[str]:
-    bare = list(filter(stored.lacks_scale, names))
+def _without_scales(checkpoint: TensorFolder, names: set[str]) -> Iterator[str]:
+    bare = list(filter(checkpoint.lacks_scale, names))
     if bare:
         yield say(
             "{path}, holds int8 weights without their scales ({bare}); copy the folder again",
-            path=stored.path,
+            path=checkpoint.path,
             bare=listed(bare),
         )
 
 
-def _no_numbers(stored: TensorFolder, names: set[str]) -> Iterator[str]:
-    odd = [name for name in names if not stored.is_number(name)]
+def _no_numbers(checkpoint: TensorFolder, names: set[str]) -> Iterator[str]:
+    odd = [name for name in names if not checkpoint.is_number(name)]
     if odd:
         yield say(
             "{path}, holds no floating-point numbers in {odd}; use a complete T5 checkpoint",
-            path=stored.path,
+            path=checkpoint.path,
             odd=listed(odd),
         )
 
 
-def _different_copies(stored: TensorFolder, embedding: str) -> Iterator[str]:
+def _different_copies(checkpoint: TensorFolder, embedding: str) -> Iterator[str]:
     """Encoder and decoder share one embedding, of which transformers has written copies."""
-    copies = stored.names & {EMBEDDING, *EMBEDDING_COPIES} - {embedding}
-    other = [name for name in copies if not stored.equal(embedding, name)]
+    copies = checkpoint.names & {EMBEDDING, *EMBEDDING_COPIES} - {embedding}
+    other = [name for name in copies if not checkpoint.equal(embedding, name)]
     if other:
         yield say(
             "{path}, holds other numbers in {other} than in {embedding}; encoder and decoder share one embedding "
             "here: use a complete T5 checkpoint",
-            path=stored.path,
+            path=checkpoint.path,
             other=listed(other),
             embedding=embedding,
         )
 
 
-def save(model: T5, folder: str | Path, held: WithWeights = in_place) -> None:
+def save(model: T5, folder: str | Path, with_weights: WithWeights = in_place) -> None:
     """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` loads: weights in their dtype, and configuration.
 
     Weights in int8 go into a file of another name, which this program alone loads.
@@ -276,7 +276,7 @@ def save(model: T5, folder: str | Path, held: WithWeights = in_place) -> None:
     The caller makes the change atomic (writes beside, then renames).
 
     Args:
-        held: a context in which a weight is in memory, where some rest elsewhere; one is asked for at a time.
+        with_weights: a context in which a weight is in memory, where some rest elsewhere; one is used at a time.
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     Memory: one tensor where the weights are not on the CPU, else nothing.
@@ -290,7 +290,7 @@ def save(model: T5, folder: str | Path, held: WithWeights = in_place) -> None:
 
     @contextmanager
     def pieces(name: str) -> Iterator[list[Tensor]]:
-        with held([weights[name]] if name in weights else []):
+        with with_weights([weights[name]] if name in weights else []):
             yield [tensors[name].detach()]
 
     tensors = {**weights, **scales}

@@ -42,9 +42,8 @@ LEVELS = (
     0.77734375,
     1.0,
 )
-ALL = slice(None)
 HALF = INT4_GROUP // 2
-INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # a name for the plan's word; no tensor has it
+INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # The plan's name for it; no tensor has this dtype.
 
 
 class Int4Weight(nn.Parameter):
@@ -59,9 +58,9 @@ class Int4Weight(nn.Parameter):
     columns: int
 
     def __new__(cls, packed: Tensor, columns: int) -> Int4Weight:
-        made = super().__new__(cls, packed, requires_grad=False)
-        made.columns = columns
-        return made
+        weight = super().__new__(cls, packed, requires_grad=False)
+        weight.columns = columns
+        return weight
 
 
 def empty_int4(rows: int, columns: int, device: torch.device | str = "cpu") -> Int4Weight:
@@ -92,38 +91,36 @@ def _pack(packed: Tensor, x: Tensor) -> None:
         return compiled.pack(x, packed)
     groups = num_groups(x.shape[1])
     x = F.pad(x, (0, groups * INT4_GROUP - x.shape[1])).view(len(x), groups, INT4_GROUP)
-    high, low = x.amax(2, keepdim=True), x.amin(2, keepdim=True)
+    high = x.amax(2, keepdim=True)
+    low = x.amin(2, keepdim=True)
     largest = high.where(high >= -low, low)
     levels, borders = _levels(x.device)
-    share, codes = x / largest.where(largest != 0, 1), torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
-    for border in borders:  # `bucketize` takes several times as long
+    share = x / largest.where(largest != 0, 1)
+    codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+    for border in borders:  # `bucketize` takes several times as long.
         codes += share > border
     used = levels.index_select(0, codes.flatten().int()).view(x.shape).double()
-    # the largest has level 1: the sum of squares is 1 at least, but for a group of zeros
+    # The largest number has level 1: the sum of squares is at least 1, but for a group of zeros.
     scales = torch.linalg.vecdot(x.double(), used) / torch.linalg.vecdot(used, used).clamp_(min=1)
     values, of_groups = _parts(packed, groups)
     torch.bitwise_or(codes[:, :, :HALF], codes[:, :, HALF:] << 4, out=values)
     of_groups.copy_(scales)
 
 
-def unpack(packed: Tensor, columns: int, dtype: torch.dtype, groups: slice = ALL) -> Tensor:
+def unpack(packed: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """Bytes of rows -> the rows (n, m) in a float dtype.
 
-    Args:
-        columns: m. groups: those that are asked for.
     Memory: the result; without compiled kernels six more bytes a number.
     """
-    count = num_groups(columns)
-    asked = range(count)[groups]
-    width = min(columns, asked.stop * INT4_GROUP) - asked.start * INT4_GROUP
-    if (compiled := kernels()) is not None and takes_packed(packed, width, dtype):
-        return compiled.unpack(packed, count, asked.start, width, dtype)
-    values, scales = (part[:, asked.start : asked.stop] for part in _parts(packed, count))
+    groups = num_groups(columns)
+    if (compiled := kernels()) is not None and takes_packed(packed, columns, dtype):
+        return compiled.unpack(packed, groups, 0, columns, dtype)
+    values, scales = _parts(packed, groups)
     words = _pairs(dtype, packed.device).index_select(0, values.flatten().int()).view(dtype)
-    found = torch.empty(len(packed), len(asked), 2, HALF, dtype=dtype, device=packed.device)
-    both = words.view(len(packed), len(asked), HALF, 2).transpose(2, 3)
-    torch.mul(both, scales.to(dtype)[:, :, None, None], out=found)
-    return found.view(len(packed), -1)[:, :width]
+    numbers = torch.empty(len(packed), groups, 2, HALF, dtype=dtype, device=packed.device)
+    both = words.view(len(packed), groups, HALF, 2).transpose(2, 3)
+    torch.mul(both, scales.to(dtype)[:, :, None, None], out=numbers)
+    return numbers.view(len(packed), -1)[:, :columns]
 
 
 def _parts(packed: Tensor, groups: int) -> tuple[Tensor, Tensor]:

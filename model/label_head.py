@@ -13,6 +13,8 @@ Schmirler et al. 2024 (Nature Communications 15, 7407).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,7 +24,12 @@ from model.loss import IGNORED
 from model.rows import Rows
 from settings.declared import T5ModelConfig
 
-LABEL_SITES = 1 << 21  # the places of its dropout begin here
+LABEL_SITES = 1 << 21  # The sites of its dropout begin here.
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "first": lambda tokens: tokens[0],
+    "last": lambda tokens: tokens[-1],
+    "mean": lambda tokens: tokens.mean(0),
+}
 
 
 class LabelHead(nn.Module):
@@ -38,9 +45,8 @@ class LabelHead(nn.Module):
         """hidden (N, D) -> fp32 (B, L) of a sequence head, (tokens of all rows without padding, L) of a token head."""
         x = rows.tokens(hidden).float()
         if self.pooling is not None:
-            which = {"first": 0, "last": -1}.get(self.pooling)
-            pooled = [part.mean(0) if which is None else part[which] for part in x.split(rows.lengths)]
-            x, rows = torch.stack(pooled), Rows((1,) * len(rows.lengths), rows.keys)
+            x = torch.stack(list(map(POOLS[self.pooling], x.split(rows.lengths))))
+            rows = Rows((1,) * len(rows.lengths), rows.keys)
         dropout = Dropout(rate, Rows(rows.lengths, rows.keys)).at(LABEL_SITES)
         dropout.begin(x.device)
         x = dropout(x)
@@ -60,7 +66,7 @@ def label_loss(
         class_weights: (L,) fp32, factor on the loss of each class.
     """
     if labels.is_floating_point():
-        # not by indexing, for which a GPU would be waited for
+        # Indexing would wait for a GPU.
         return (logits.squeeze(1) - labels).masked_fill(labels.isnan(), 0.0).square().sum()
     return F.cross_entropy(
         logits, labels, class_weights, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from devices.base import has_fused, is_host
 from devices.kernels.calls import kernels_for
-from model.dropout import Dropout
-from model.quantization import add_product, is_split, product, product_back
+from model.dropout import NO_DROPOUT, Dropout
+from model.quantization import add_product, product, product_back
 from model.shapes import is_gated
 from settings.declared import T5ModelConfig
 
-EXPONENT_BIAS = 127  # of fp32
-FP16_EXPONENT = 13  # numbers stay below 2^13, an eighth of fp16's range: dropout and adapters need some
+EXPONENT_BIAS = 127  # The exponent of an fp32 number is stored with so much added.
+FP16_EXPONENT = 13  # Numbers stay below 2^13, an eighth of fp16's range: dropout and adapters need some.
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -31,12 +31,9 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor
         y, inverse = compiled.rms_norm(x, weight, epsilon)
         return y, inverse.unsqueeze(1)
     if has_fused(x.device):
-        arguments = x, [x.shape[-1]], weight.to(x.dtype), epsilon
-        if not x.is_meta:
-            y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
-        else:  # Where it would be taken apart before it can be counted.
-            with torch._C._AutoDispatchBelowAutograd():
-                y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
+        # On "meta" autograd would take the operation apart before it can be counted.
+        with torch._C._AutoDispatchBelowAutograd():
+            y, inverse = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], weight.to(x.dtype), epsilon)
         return y, inverse.view(-1, 1)
     square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
     inverse = square.div_(x.shape[-1]).add_(epsilon).rsqrt_()
@@ -104,7 +101,8 @@ def adding_in_place() -> Iterator[None]:
     thread of torch.
     """
     global _adds_in_place
-    before, _adds_in_place = _adds_in_place, True
+    before = _adds_in_place
+    _adds_in_place = True
     try:
         yield
     finally:
@@ -115,7 +113,8 @@ def as_one(parts: Sequence[Tensor], dim: int) -> Tensor | None:
     """A view of tensors that lie one behind the other along a dimension of one tensor in memory; None where they do
     not.
     """
-    first, width = parts[0], 0
+    first = parts[0]
+    width = 0
     for part in parts:
         is_next = part.storage_offset() == first.storage_offset() + width * first.stride(dim)
         if not is_next or part.stride() != first.stride() or _storage(part) != _storage(first):
@@ -149,8 +148,8 @@ class _Product(torch.autograd.Function):
         if needs_weight and _adds_in_place and all(w.is_leaf and w.grad is not None for w in weights):
             total = as_one([w.grad for w in weights], 0)
             totals = [w.grad for w in weights] if total is None else [total]
-            for part, of_part in zip(totals, grad.split([len(total) for total in totals], 1), strict=True):
-                add_product(part, of_part, x)
+            for matrix, part in zip(totals, grad.split([len(matrix) for matrix in totals], 1), strict=True):
+                add_product(matrix, part, x)
         elif needs_weight:
             whole = add_product(None, grad, x)
             # A view would be copied where autograd keeps it.
@@ -158,9 +157,9 @@ class _Product(torch.autograd.Function):
         return grad_x, None, *grad_weights
 
 
-def _product(x: Tensor, weights: Sequence[Tensor], graph_only: bool = False) -> Tensor:
-    """`_Product`, without what autograd costs where nothing is differentiated."""
-    if not torch.is_grad_enabled():
+def trained_product(x: Tensor, *weights: Tensor, graph_only: bool = False) -> Tensor:
+    """x W^T, differentiable in both, W being one matrix, or several that lie below each other in memory."""
+    if not torch.is_grad_enabled():  # A function of autograd costs more than the product of a single token.
         return product(x, _whole(weights))
     return _Product.apply(x, graph_only, *weights)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -181,15 +180,6 @@ def _whole(weights: Sequence[Tensor]) -> Tensor:
     return whole
 
 
-def trained_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T, differentiable in both; backward sums over tokens in parts where the device adds up no more in one
-    product.
-    """
-    if is_split(x, len(x)):
-        return _Product.apply(x, False, weight)  # type: ignore[no-any-return,no-untyped-call]
-    return F.linear(x, weight)
-
-
 class Linear(nn.Module):
     """Matrix product without a bias; weight (width_out, width_in), as everywhere in T5.
 
@@ -203,13 +193,13 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(width_out, width_in))
         self.register_module("adapter", None)
 
-    def forward(self, x: Tensor, dropout: Dropout | None = None, graph_only: bool = False) -> Tensor:
+    def forward(self, x: Tensor, dropout: Dropout = NO_DROPOUT, graph_only: bool = False) -> Tensor:
         """x (N, width_in) -> (N, width_out); `dropout` is the adapter's.
 
         Args:
             graph_only: nothing reads the result, only backward passes through: zeros stand for it, without a product.
         """
-        y = _product(x, (self.weight,), graph_only)
+        y = trained_product(x, self.weight, graph_only=graph_only)
         return y if self.adapter is None else self.adapter(x, y, dropout)
 
 
@@ -223,7 +213,7 @@ def joined_product(x: Tensor, linears: Sequence[Linear]) -> Tensor | None:
     forms = {(linear.weight.dtype, linear.weight.requires_grad, linear.adapter) for linear in linears}
     if is_host(x) or forms != {(x.dtype, weights[0].requires_grad, None)} or as_one(weights, 0) is None:
         return None
-    return _product(x, weights)
+    return trained_product(x, *weights)
 
 
 class _Scaled(torch.autograd.Function):
@@ -290,6 +280,11 @@ def _fp16(x: Tensor, factor: Tensor) -> Tensor:
     return torch.mul(x, factor, out=torch.empty_like(x, dtype=torch.float16))
 
 
+def activated(x: Tensor, activation: str) -> Tensor:
+    """The activation of a gate: silu, or GELU in the tanh form that the published checkpoints were trained with."""
+    return F.gelu(x, approximate="tanh") if activation == "gelu" else F.silu(x)
+
+
 class FeedForward(nn.Module):
     """wo(act(wi(x))), or wo(act(gate(x)) * wi(x)) where the activation is gated.
 
@@ -311,7 +306,7 @@ class FeedForward(nn.Module):
         if self.gate is None:
             inner = dropout.of_relu(self.wi(x, dropout.of_adapter(5)))
         else:
-            gate = self._activate(self.gate(x, dropout.of_adapter(5)))
+            gate = activated(self.gate(x, dropout.of_adapter(5)), self.activation)
             inner = dropout(gate * self.wi(x, dropout.of_adapter(6)))
         return self.wo(inner, dropout.of_adapter(7), graph_only)  # type: ignore[no-any-return]
 
@@ -321,7 +316,7 @@ class FeedForward(nn.Module):
             scale, inverse = fp16_scale(_longest_row(inner))
             inner = dropout.of_relu(_Scaled.apply(inner, scale))
         else:
-            inner = self._activate(self.gate(x, dropout.of_adapter(5)))
+            inner = activated(self.gate(x, dropout.of_adapter(5)), self.activation)
             linear = self.wi(x, dropout.of_adapter(6))
             largest = torch.linalg.vector_norm(inner.detach(), torch.inf)
             scale, inverse = fp16_scale(_longest_row(linear) * largest)
@@ -330,7 +325,3 @@ class FeedForward(nn.Module):
             return _Fp16Product.apply(inner, self.wo.weight, inverse, graph_only)  # type: ignore[no-any-return]
         y = _Fp16Product.apply(inner, self.wo.weight, None, graph_only)
         return self.wo.adapter(inner, y, dropout.of_adapter(7)) * inverse  # type: ignore[no-any-return]
-
-    def _activate(self, x: Tensor) -> Tensor:
-        # The published checkpoints were trained with the tanh form of GELU.
-        return F.gelu(x, approximate="tanh") if self.activation == "gelu" else F.silu(x)

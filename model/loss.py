@@ -20,7 +20,7 @@ from devices.kernels.calls import kernels_for
 from devices.sizes import LOSS_CHUNK_BYTES, loss_chunk_tokens
 from model.quantization import add_product, product, product_back, rows_of
 
-IGNORED = -100  # a label that carries no loss
+IGNORED = -100  # A label that carries no loss.
 # From 32,768 numbers on torch gives each thread a part of a sum (at::internal::GRAIN_SIZE), so that its bits follow
 # their count.
 SUMMED_TOKENS = 32_767
@@ -86,13 +86,13 @@ def _chunk_loss(
         counted = counted * weights
     target = labels.clamp(min=0).unsqueeze(1)
     smooth = settings.label_smoothing
-    wanted = logits.gather(1, target).squeeze(1)
+    target_logits = logits.gather(1, target).squeeze(1)
     if smooth:
-        wanted = (1 - smooth) * wanted + smooth * logits.mean(1)
+        target_logits = (1 - smooth) * target_logits + smooth * logits.mean(1)
     largest = logits.amax(1, keepdim=True)
     exponentials = logits.sub_(largest).exp_()
     mass = exponentials.sum(1, keepdim=True)
-    losses = (largest + mass.log()).squeeze(1) - wanted
+    losses = (largest + mass.log()).squeeze(1) - target_logits
     if scale is not None:
         factor = (counted * scale).unsqueeze(1)
         gradient = exponentials.mul_(factor / mass)
@@ -125,7 +125,9 @@ def loss_and_gradients(
         loss sum, each token by its weight (a fp32 scalar, not scaled) and the gradient of hidden (N, D).
     Memory: C x V x 4 bytes twice, and the gradient of hidden.
     """
-    grad_hidden, total, rows = torch.empty_like(hidden), hidden.new_zeros((), dtype=torch.float32), rows_of(head)
+    grad_hidden = torch.empty_like(hidden)
+    total = hidden.new_zeros((), dtype=torch.float32)
+    rows = rows_of(head)
     step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0], traits_of(hidden.device).tile)
     for start in range(0, hidden.shape[0], step):
         chunk = hidden[start : start + step]
@@ -137,7 +139,7 @@ def loss_and_gradients(
             add_product(grad_head, gradient, chunk)
         if rows is not None and rows[1].grad is not None:
             rows[1].grad += add_product(None, gradient[:, rows[0] : rows[0] + len(rows[1])], chunk)
-        del gradient  # before the next chunk's logits are made
+        del gradient  # The next chunk's logits take its memory.
     return total, grad_hidden
 
 

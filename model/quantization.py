@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from devices.base import traits_of
 from devices.kernels.calls import kernels, takes_few
-from devices.sizes import INT4_GROUP, LEAST_WIDENED, WIDENED_ELEMENTS
-from model.int4 import ALL, INT4, Int4Weight, empty_int4, num_groups, pack_into, unpack
+from devices.sizes import LEAST_WIDENED, WIDENED_ELEMENTS
+from model.int4 import INT4, Int4Weight, empty_int4, pack_into, unpack
 from model.shapes import is_block_matrix, is_matrix
 
+ALL = slice(None)
 QUANTIZED = (torch.int8, INT4)
-LEVELS = 127  # largest whole number; -128 stays unused, so that the scale is symmetric
+LEVELS = 127  # The largest whole number; -128 stays unused, so that the scale is symmetric.
 
 
 class Int8Weight(nn.Parameter):
@@ -43,9 +44,9 @@ class Int8Weight(nn.Parameter):
     scale: Tensor
 
     def __new__(cls, values: Tensor, scale: Tensor) -> Int8Weight:
-        made = super().__new__(cls, values, requires_grad=False)
-        made.scale = scale
-        return made
+        weight = super().__new__(cls, values, requires_grad=False)
+        weight.scale = scale
+        return weight
 
 
 def empty_int8(rows: int, columns: int, device: torch.device | str = "cpu") -> Int8Weight:
@@ -80,7 +81,7 @@ def quantize_into(weight: Int8Weight | Int4Weight, chunks: Iterable[Tensor], wor
             pack_into(weight.data[part], chunk)
             continue
         chunk = chunk.to(weight.device)
-        largest = torch.maximum(chunk.amax(1), -chunk.amin(1)).float()  # abs() would make a copy of all
+        largest = torch.maximum(chunk.amax(1), -chunk.amin(1)).float()  # `abs` would make a copy of all.
         scale = torch.div(largest, LEVELS, out=weight.scale[part])
         work.resize_(chunk.shape).copy_(chunk)
         work.div_(scale.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)).round_().clamp_(-LEVELS, LEVELS)
@@ -89,9 +90,9 @@ def quantize_into(weight: Int8Weight | Int4Weight, chunks: Iterable[Tensor], wor
 
 def quantize(chunks: Iterable[Tensor], rows: int, columns: int, device: torch.device | str = "cpu") -> Int8Weight:
     """Make an int8 weight of a matrix that comes in chunks of whole rows. Memory: the int8 matrix and one chunk."""
-    made = empty_int8(rows, columns, device)
-    quantize_into(made, chunks, torch.empty(0, device=device))
-    return made
+    weight = empty_int8(rows, columns, device)
+    quantize_into(weight, chunks, torch.empty(0, device=device))
+    return weight
 
 
 def fill_quantized(
@@ -142,8 +143,8 @@ def quantize_model(model: nn.Module) -> None:
 
 def replace_weight(model: nn.Module, name: str, weight: nn.Parameter) -> None:
     """Put another weight in the place of the one of this name."""
-    place, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(place), attribute, weight)
+    path, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(path), attribute, weight)
 
 
 def is_int8(weight: Tensor) -> bool:
@@ -182,7 +183,7 @@ def _widened(weight: Tensor, dtype: torch.dtype, rows: slice | Tensor = ALL) -> 
     return unpack(part, shape_of(weight)[1], dtype) if is_int4(weight) else part.to(dtype)
 
 
-# of a frozen table, rows that learn in place of its own: the number of the first, and (n, D) fp32
+# Rows that are trained in place of a frozen table's own: the number of the first, and (n, D) fp32.
 TableRows = tuple[int, nn.Parameter]
 _ROWS = "trained_rows"
 
@@ -208,9 +209,10 @@ def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     x = dequantize(table, dtype, ids) if is_int8(table) else F.embedding(ids, table).to(dtype)
     if (rows := rows_of(table)) is None:
         return x
-    places = ids - rows[0]
-    inside = (places >= 0) & (places < len(rows[1]))
-    return torch.where(inside.unsqueeze(-1), F.embedding(places.clamp(0, len(rows[1]) - 1), rows[1]).to(dtype), x)
+    first, values = rows
+    index = ids - first
+    is_inside = (index >= 0) & (index < len(values))
+    return torch.where(is_inside.unsqueeze(-1), F.embedding(index.clamp(0, len(values) - 1), values).to(dtype), x)
 
 
 _few_rows = False
@@ -224,7 +226,8 @@ def few_rows() -> Iterator[None]:
     are beside it. In training both would cost more than they give.
     """
     global _few_rows
-    before, _few_rows = _few_rows, True
+    before = _few_rows
+    _few_rows = True
     try:
         yield
     finally:
@@ -277,10 +280,9 @@ def product_back(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def _product_back(grad: Tensor, weight: Tensor) -> Tensor:
-    if weight.dtype == grad.dtype and not is_split(grad, len(weight)):
+    is_one_product = len(weight) <= traits_of(grad.device).terms_of_sums(len(weight))
+    if weight.dtype == grad.dtype and is_one_product:
         return grad @ weight
-    if is_int4(weight) and traits_of(weight.device).is_host:
-        return _back_by_columns(grad, weight)
     x = grad.new_zeros(len(grad), shape_of(weight)[1])
     for part in _pieces(weight):
         of_part = grad[:, part] * scale_of(weight)[part].to(grad.dtype) if is_int8(weight) else grad[:, part]
@@ -288,31 +290,13 @@ def _product_back(grad: Tensor, weight: Tensor) -> Tensor:
     return x
 
 
-def _back_by_columns(grad: Tensor, weight: Tensor) -> Tensor:
-    """`product_back` of int4, whose scales have no place in `grad`: pieces of columns are summed once, not added in
-    bf16.
-    """
-    rows, columns = shape_of(weight)
-    x, step = grad.new_empty(len(grad), columns), max(1, WIDENED_ELEMENTS // (rows * INT4_GROUP))
-    for first in range(0, num_groups(columns), step):
-        piece = unpack(weight.detach(), columns, grad.dtype, slice(first, first + step))
-        start = first * INT4_GROUP
-        x[:, start : start + piece.shape[1]] = grad @ piece
-    return x
-
-
-def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+def add_product(total: Tensor | None, first: Tensor, second: Tensor) -> Tensor:
     """left^T right: (N, n) and (N, m) -> (n, m), added to `total` in place where there is one."""
-    step = traits_of(left.device).terms_of_sums(len(left))
-    for part, of_part in zip(left.split(step), right.split(step), strict=True):
+    step = traits_of(first.device).terms_of_sums(len(first))
+    for part, of_part in zip(first.split(step), second.split(step), strict=True):
         total = part.t() @ of_part if total is None else total.addmm_(part.t(), of_part)
     assert total is not None
     return total
-
-
-def is_split(x: Tensor, terms: int) -> bool:
-    """Whether a product's sums of so many terms are too long for one product on this device."""
-    return terms > traits_of(x.device).terms_of_sums(terms)
 
 
 def _pieces(weight: Tensor) -> list[slice]:

@@ -1,7 +1,7 @@
 """A plain T5 in one file: padded batches, ordinary autograd, nothing saved in memory. Read it before `model.t5`.
 
 The tests hold `model.t5`, its attention and the engine against it. Weights have the same names, so
-`T5Reference(config).load_state_dict(t5.state_dict())` copies them.
+`T5Reference(config).load_state_dict(t5.state_dict())` copies them; parts that do the same have the same names too.
 
 Shapes: B rows, S source length, T target length, D d_model, H heads, K d_kv, F d_ff, V vocabulary.
 Source: Raffel et al. 2020 (arXiv 1910.10683); gated activations of T5 1.1: Shazeer 2020 (arXiv 2002.05202); a position
@@ -96,11 +96,14 @@ class Block(nn.Module):
 
     def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
         super().__init__()
-        self.attention_norm, self.attention = RMSNorm(config), Attention(config)
+        self.attention_norm = RMSNorm(config)
+        self.attention = Attention(config)
         self.bias = PositionBias(config, is_decoder) if config.bias_in_every_layer else None
         if is_decoder:
-            self.cross_norm, self.cross_attention = RMSNorm(config), Attention(config)
-        self.feed_forward_norm, self.feed_forward = RMSNorm(config), FeedForward(config)
+            self.cross_norm = RMSNorm(config)
+            self.cross_attention = Attention(config)
+        self.feed_forward_norm = RMSNorm(config)
+        self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(
@@ -156,7 +159,8 @@ class PositionBias(nn.Module):
     def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(config.relative_attention_num_buckets, config.num_heads))
-        self.is_decoder, self.max_distance = is_decoder, config.relative_attention_max_distance
+        self.is_decoder = is_decoder
+        self.max_distance = config.relative_attention_max_distance
 
     def forward(self, length: int) -> Tensor:
         """(H, L, L): row is the query, column the key."""
@@ -172,8 +176,9 @@ class PositionBias(nn.Module):
         if self.is_decoder:
             distances = (-distances).clamp(min=0)
         else:
-            count //= 2  # the second half is for keys that stand behind the query
-            offset, distances = (distances > 0) * count, distances.abs()
+            count //= 2  # The second half is for keys that stand behind the query.
+            offset = (distances > 0) * count
+            distances = distances.abs()
         exact = count // 2
         growth = (distances.clamp(min=1) / exact).log() / math.log(self.max_distance / exact)
         far = (exact + (growth * (count - exact)).long()).clamp(max=count - 1)

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from devices.sizes import LEAST_FILLED
 
-LEAST_WIDTH = 8  # What the memory-efficient kernel of attention reads at a time.
-LEAST_QUERIES = 16  # Of a long row that attend at once.
+LEAST_WIDTH = 8  # The memory-efficient kernel of attention reads so many keys at a time.
+LEAST_QUERIES = 16  # So many queries of a long row attend at once, if not more.
 MOST_GROUPS = 8
 LEAST_SAVED = 0.03  # Share of the padded tokens for which a further group is worth its kernels.
 WIDTHS_PER_OCTAVE = 4
 SIZES_PER_OCTAVE = 16
-NUMBERS_OF_ROWS = 16  # Of a group, where there shall be few.
+NUMBERS_OF_ROWS = 16  # A group has one of so many numbers of rows, where few are to be met.
 
 
 @dataclass(frozen=True)
-class RowGroup:
+class PaddedGroup:
     """Rows that are padded to one length.
 
     Args:

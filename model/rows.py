@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from devices.base import place
-from model.row_groups import RowGroup, padded_size, padded_widths, share_out
+from model.row_groups import PaddedGroup, padded_size, padded_widths, share_out
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Rows:
     lengths: tuple[int, ...]
     keys: Tensor | None = None
     filler: int = 0
-    groups: tuple[RowGroup, ...] = ()
+    groups: tuple[PaddedGroup, ...] = ()
 
     @cached_property
-    def layout(self) -> tuple[RowGroup, ...]:
+    def layout(self) -> tuple[PaddedGroup, ...]:
         """The groups in which rows attend; without padding each row is one of its own."""
-        return self.groups or tuple(RowGroup((row,), length) for row, length in enumerate(self.lengths))
+        return self.groups or tuple(PaddedGroup((row,), length) for row, length in enumerate(self.lengths))
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class Rows:
         """Tokens of the longest row, with its padding."""
         return max(group.width for group in self.layout)
 
-    def is_full(self, group: RowGroup) -> bool:
+    def is_full(self, group: PaddedGroup) -> bool:
         """Whether no row of a group is padded."""
         return all(self.lengths[row] == group.width for row in group.rows)
 
@@ -118,10 +118,11 @@ class Rows:
     def flatten(self, padded: Tensor, fill: int = 0) -> Tensor:
         """Lay the tokens of (B, L, ...) as these rows lie, with `fill` for padding and filler: (N, ...)."""
         last = padded.shape[1] - 1
-        rows, device = self.row_of_token(padded.device), padded.device
-        places = self._sent(f"place up to {last}", device, lambda: np.minimum(self._positions, last))
+        device = padded.device
+        rows = self.row_of_token(device)
+        positions = self._sent(f"place up to {last}", device, lambda: np.minimum(self._positions, last))
         is_padding = self.is_padding(device).view(-1, *[1] * (padded.dim() - 2))
-        return padded[rows, places].masked_fill(is_padding, fill)
+        return padded[rows, positions].masked_fill(is_padding, fill)
 
     def tokens(self, values: Tensor) -> Tensor:
         """The tokens of (N, ...), row after row, without padding and filler: (tokens of all rows, ...)."""
@@ -177,6 +178,6 @@ def _dense_rows(
     lengths: tuple[int, ...], groups: Sequence[tuple[int, ...]], keys: Tensor | None, few_shapes: bool
 ) -> Rows:
     longest = np.array([max(lengths[row] for row in group) for group in groups])
-    padded = tuple(map(RowGroup, groups, padded_widths(longest).tolist()))
+    padded = tuple(map(PaddedGroup, groups, padded_widths(longest).tolist()))
     tokens = sum(group.size for group in padded)
     return Rows(lengths, keys, padded_size(tokens, few_shapes) - tokens, padded)

@@ -40,14 +40,15 @@ Role = Literal[
 ENCODER: Stack = "encoder"
 DECODER: Stack = "decoder"
 STACKS = (ENCODER, DECODER)
-PRODUCTS = ("q", "k", "v", "o", "gate", "wi", "wo")  # roles of the matrices of blocks
+PRODUCTS = ("q", "k", "v", "o", "gate", "wi", "wo")  # The roles of the matrices of blocks.
 ALL = "all"
-SCATTERED = {"norms": "*norm.weight", "position_bias": "*bias.table"}  # words of `freeze` for what lies in all blocks
+SCATTERED = {"norms": "*norm.weight", "position_bias": "*bias.table"}  # Words of `freeze` for what lies in all blocks.
 TOKEN_ROWS = "token_rows"
-LABEL_HEAD = "label_head"  # of our names; Hugging Face's are `classifier` and `classification_head`
+LABEL_HEAD = "label_head"  # Hugging Face calls it `classifier` or `classification_head`.
 # Role -> Hugging Face's name of the matrices that widen in feed-forward: without a gate, and with one.
 _WIDENING: tuple[dict[Role, str], dict[Role, str]] = ({"wi": "wi"}, {"gate": "wi_0", "wi": "wi_1"})
-_TABLE, _HF_TABLE = "bias.table", "0.SelfAttention.relative_attention_bias.weight"
+_TABLE = "bias.table"
+_HF_TABLE = "0.SelfAttention.relative_attention_bias.weight"
 
 
 class Weight(NamedTuple):
@@ -206,9 +207,9 @@ def targets_of(c: T5ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(weight.target for weight in block_weights(c, ENCODER) if weight.is_product))
 
 
-def asked_targets(c: T5ModelConfig, asked: str) -> tuple[str, ...]:
+def asked_targets(c: T5ModelConfig, targets: str) -> tuple[str, ...]:
     """The words of the setting `lora_targets`, which may name none of this model's."""
-    return {AUTO: ("q", "v"), ALL: targets_of(c)}.get(asked, words_of(asked))
+    return {AUTO: ("q", "v"), ALL: targets_of(c)}.get(targets, words_of(targets))
 
 
 def words_of(text: str) -> tuple[str, ...]:
@@ -226,15 +227,15 @@ def adapter_weights(c: T5ModelConfig, rank: int, targets: Collection[str]) -> It
             yield weight._replace(name=f"{path}.adapter.b", shape=(rows, rank), role="adapter")
 
 
-def token_range(asked: str | None) -> tuple[int, int] | None:
+def token_range(tokens: str | None) -> tuple[int, int] | None:
     """The ids of the first and the last token that `lora_tokens` names, such as 32100-32227; None: none.
 
     Raises:
         ValueError: it names no such range.
     """
-    if asked in (AUTO, None):
+    if tokens in (AUTO, None):
         return None
-    first, _, last = str(asked).partition("-")
+    first, _, last = str(tokens).partition("-")
     start = int(first)
     end = int(last or first)
     if start > end:

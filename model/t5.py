@@ -35,14 +35,14 @@ from model.shapes import Role, inner_width, weights
 from settings.declared import T5ModelConfig
 
 if TYPE_CHECKING:
-    from model.lora.token_rows import TokenRows
+    from model.lora.token_rows import TrainedTokenRows
 
-# a context in which a weight is in memory to be filled, whatever it held; where weights rest elsewhere it goes there
+# A context in which a weight is in memory to be filled; where weights rest elsewhere it goes there afterwards.
 Filling = Callable[[nn.Parameter], AbstractContextManager[None]]
-# a context around each use of some weights, in which they are in memory and as they are computed with
+# A context around each use of some weights, in which they are in memory and as they are computed with.
 WithWeights = Callable[[Iterable[nn.Parameter]], AbstractContextManager[object]]
-SITES_PER_BLOCK = 16  # places of dropout in one block, with room
-DECODER_SITES = 1 << 20  # the decoder's places begin here
+SITES_PER_BLOCK = 16  # One block has fewer sites of dropout.
+DECODER_SITES = 1 << 20  # The decoder's sites of dropout begin here.
 
 
 def in_memory(weight: nn.Parameter) -> AbstractContextManager[None]:
@@ -89,12 +89,14 @@ class Block(nn.Module):
             dtype: of products; None: that of x. graph_only: the block is recomputed for backward alone: what only its
                 result needs is left out.
         """
-        rows, drop = dropout.rows, dropout.at(self.site)
+        rows = dropout.rows
+        drop = dropout.at(self.site)
         bias = self.bias(rows.longest) if self.bias is not None else bias
         normed = self.attention_norm(x, dtype)
         x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), self.is_decoder, drop))
         if self.is_decoder:
-            normed, sides = self.cross_norm(x, dtype), (rows, encoder_rows)
+            normed = self.cross_norm(x, dtype)
+            sides = (rows, encoder_rows)
             x = x + drop.at(5)(self.cross_attention(normed, encoder_output, None, sides, False, drop.at(4)))
         inner = self.feed_forward(self.feed_forward_norm(x, dtype), drop.at(3), graph_only)
         return x + drop.at(2)(inner, graph_only)
@@ -166,9 +168,9 @@ class T5(nn.Module):
         self.config = config
         self.d_kv = config.d_kv
         self.dropout_rate = config.dropout_rate
-        self.adapter_dropout = 0.0  # share dropped of what adapters read, in training; see `model.lora.adapter`
-        self.token_rows: TokenRows | None = None  # of tokens that learn beside adapters
-        self.adapter_info: AdapterInfo | None = None  # form and base of the adapters that are on
+        self.adapter_dropout = 0.0  # Share dropped of what adapters read, in training: see `model.lora.adapter`.
+        self.token_rows: TrainedTokenRows | None = None  # Rows of tokens that learn beside adapters.
+        self.adapter_info: AdapterInfo | None = None  # Form and base of the adapters that are on.
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
             self.encoder = Stack(config, config.num_layers, is_decoder=False)
@@ -261,9 +263,9 @@ class T5(nn.Module):
         return hidden
 
     def _hidden(self, input_ids: Tensor, attention_mask: Tensor | None, decoder_ids: Tensor, rate: float) -> Tensor:
-        source, target = self._rows(input_ids, attention_mask, rate), self._target_rows(decoder_ids)
+        source = self._rows(input_ids, attention_mask, rate)
         encoder_output = self.encode(source.flatten(input_ids), source, rate)
-        target = replace(target, keys=source.keys)
+        target = replace(self._target_rows(decoder_ids), keys=source.keys)
         return self.decode(target.flatten(decoder_ids), encoder_output, target, source, rate)
 
     def _target_rows(self, decoder_ids: Tensor) -> Rows:
@@ -325,8 +327,8 @@ class T5(nn.Module):
         keys = torch.randint(-(2**62), 2**62, (len(ids),)) if rate else None
         mask = torch.ones_like(ids) if mask is None else mask
         lengths = mask.sum(1)
-        places = torch.arange(mask.shape[1], device=mask.device)
-        if not torch.equal(mask.bool(), places < lengths[:, None]) or int(lengths.min()) < 1:
+        positions = torch.arange(mask.shape[1], device=mask.device)
+        if not torch.equal(mask.bool(), positions < lengths[:, None]) or int(lengths.min()) < 1:
             raise ValueError(
                 "attention_mask: each row must be ones, then zeros, with at least one one (pad on the right)"
             )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from data.tokenizers.pieces import Pieces
 from model.decoding.generation import is_cut
-from model.decoding.sampling import Row
+from model.decoding.sampling import AnswerRow
 
 # Why an answer ends, in OpenAI's words:
 STOP = "stop"
@@ -46,7 +46,7 @@ class Update:
 
 
 @dataclass(eq=False, kw_only=True)
-class Answer(Row):
+class Answer(AnswerRow):
     """One answer; the engine's thread alone changes it, but for `is_abandoned`.
 
     Args:

@@ -19,8 +19,8 @@ from common.language import say
 from common.storage import open_plain
 
 Ids = NDArray[np.int64]
-SPARSE = 32  # a logit of a product takes so much less time than one for itself
-ROOT, DEAD = 0, -1  # nodes: before the first token; of a beam that is out of the search
+ROOT = 0  # The node before the first token.
+DEAD = -1  # The node of a beam that is out of the search.
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Choices:
     Args:
         rows: (k,) those that may go on. first: (k,) node of the first child. counts: (k,) of children.
         tokens: (k, W) ids, -1 behind the last child. head: (U,) rows of the head to compute; None: all.
-        places: (k, W) of the tokens' logits among those computed. is_sparse: the rows share few of their tokens: each
-            logit is computed for itself.
+        columns: (k, W) of the tokens' logits among those computed.
     """
 
     rows: Ids
@@ -39,8 +38,7 @@ class Choices:
     counts: Ids
     tokens: Ids
     head: Ids | None
-    places: Ids
-    is_sparse: bool
+    columns: Ids
 
 
 class AnswerTree:
@@ -54,11 +52,14 @@ class AnswerTree:
     """
 
     def __init__(self, tokens: NDArray[np.integer], starts: NDArray[np.int32], longest: int) -> None:
-        self.tokens, self.starts, self.longest = tokens, starts, longest
+        self.tokens = tokens
+        self.starts = starts
+        self.longest = longest
         self.num_bytes = tokens.nbytes + starts.nbytes
         degrees = np.diff(starts)
         self.num_answers = int((degrees == 0).sum())
-        self._first_choices, self._later_choices = int(degrees[ROOT]), int(degrees[1:].max())
+        self._first_choices = int(degrees[ROOT])
+        self._later_choices = int(degrees[1:].max())
 
     @classmethod
     def build(cls, answers: Iterable[NDArray[np.integer]], eos_id: int) -> AnswerTree:
@@ -68,7 +69,7 @@ class AnswerTree:
             ValueError: there is none, or one has the end token inside.
         Memory: some 35 bytes an answer and 20 a token, besides the tree.
         """
-        end = np.array([eos_id], ">u4").tobytes()  # big-endian: bytes sort like numbers
+        end = np.array([eos_id], ">u4").tobytes()  # The bytes of big-endian numbers sort as they do.
         listed = sorted({ids.astype(">u4").tobytes() + end for ids in answers})
         if not listed:
             raise ValueError(say("no answer"))
@@ -78,18 +79,22 @@ class AnswerTree:
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         if int((flat == eos_id).sum()) != len(lengths):
             raise ValueError(say("an answer has the end token {eos_id} inside", eos_id=eos_id))
-        tokens, degrees = [np.zeros(1, np.uint32)], list[NDArray[np.int32]]()
+        tokens = [np.zeros(1, np.uint32)]
+        degrees = list[NDArray[np.int32]]()
         rows = np.arange(len(lengths))
-        parents, is_new = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)  # by row, of the level above
-        is_new[0], above = True, 1
+        parents = np.zeros(len(rows), np.int64)  # Each row's node in the level above.
+        is_new = np.arange(len(rows)) == 0  # True where a row is the first one of its node.
+        above = 1  # There are so many nodes in the level above.
         while len(rows):
-            found = flat[offsets[rows] + len(degrees)]
-            is_new[1:] |= found[1:] != found[:-1]
+            level = flat[offsets[rows] + len(degrees)]
+            is_new[1:] |= level[1:] != level[:-1]
             degrees.append(np.bincount(parents[is_new], minlength=above).astype(np.int32))
-            tokens.append(found[is_new])
-            parents, above = np.cumsum(is_new) - 1, int(is_new.sum())
+            tokens.append(level[is_new])
+            parents = np.cumsum(is_new) - 1
+            above = int(is_new.sum())
             going = lengths[rows] > len(degrees)
-            rows, parents = rows[going], parents[going]
+            rows = rows[going]
+            parents = parents[going]
             is_new = np.ones(len(rows), bool)
             is_new[1:] = parents[1:] != parents[:-1]
         degrees.append(np.zeros(above, np.int32))
@@ -106,12 +111,21 @@ class AnswerTree:
             what numpy and zipfile raise over a damaged file; ValueError: its arrays are no tree.
         """
         with open_plain(path) as file, np.load(file) as arrays:
-            tokens, starts, longest = arrays["tokens"], arrays["starts"], int(arrays["longest"])
-        is_flat = tokens.ndim == starts.ndim == 1 and len(starts) == len(tokens) + 1
-        if not is_flat or tokens.dtype.kind not in "iu" or starts.dtype.kind != "i" or not 0 < longest <= len(tokens):
+            tokens = arrays["tokens"]
+            starts = arrays["starts"]
+            longest = int(arrays["longest"])
+        is_tree = (
+            tokens.ndim == starts.ndim == 1
+            and len(starts) == len(tokens) + 1
+            and tokens.dtype.kind in "iu"
+            and starts.dtype.kind == "i"
+            and 0 < longest <= len(tokens)
+            and starts[0] == 1
+            and starts[-1] == len(tokens)
+            and np.all(np.diff(starts) >= 0)
+        )
+        if not is_tree:
             raise ValueError("no tree of answers")
-        if starts[0] != 1 or starts[-1] != len(tokens) or np.any(np.diff(starts) < 0):
-            raise ValueError("a tree whose nodes do not follow each other")
         return cls(tokens, starts, longest)
 
     def save(self, path: Path) -> None:
@@ -129,7 +143,7 @@ class AnswerTree:
         """Whether token ids, the end token last, are an answer."""
         node = ROOT
         for token in ids:
-            first, last = self.starts[node], self.starts[node + 1]
+            first, last = self.starts[node : node + 2]
             node = int(first + np.searchsorted(self.tokens[first:last], token))
             if node == last or self.tokens[node] != token:
                 return False
@@ -141,16 +155,17 @@ class AnswerTree:
 
     def leaves(self, nodes: Ids) -> tuple[Ids, Ids]:
         """Where only one answer goes on from nodes (n,): its leaf, else `DEAD`, and the tokens up to it."""
-        found, counts = nodes.copy(), np.zeros(len(nodes), np.int64)
+        leaves = nodes.copy()
+        counts = np.zeros(len(nodes), np.int64)
         going = np.flatnonzero(nodes != DEAD)
         while len(going):
-            at = found[going]
-            first, degrees = self.starts[at], self.degrees(at)
-            found[going[degrees > 1]] = DEAD
-            going, first = going[degrees == 1], first[degrees == 1]
-            found[going] = first
+            first = self.starts[leaves[going]]
+            degrees = self.degrees(leaves[going])
+            leaves[going[degrees > 1]] = DEAD
+            going = going[degrees == 1]
+            leaves[going] = first[degrees == 1]
             counts[going] += 1
-        return found, counts
+        return leaves, counts
 
     def tail(self, node: int) -> list[int]:
         """The tokens that must follow, where only one answer goes on from a node; else none."""
@@ -159,18 +174,17 @@ class AnswerTree:
 
     def answer(self, leaf: int) -> list[int]:
         """Token ids of an answer, the end token last."""
-        found = []
+        tokens = []
         while leaf != ROOT:
-            found.append(int(self.tokens[leaf]))
-            # of the type of the starts: of another one numpy would convert all of them for each search
+            tokens.append(int(self.tokens[leaf]))
+            # For a number of another type numpy would convert all starts in each search.
             leaf = int(np.searchsorted(self.starts, self.starts.dtype.type(leaf), "right")) - 1
-        return found[::-1]
+        return tokens[::-1]
 
     def choices(self, nodes: Ids, vocab_size: int) -> Choices:
         """What may come after nodes (n,); `DEAD` ones have no choice.
 
-        The head is computed for the allowed tokens only where they are less than half of the vocabulary, and for those
-        of each row where that is far less.
+        The head is computed for the allowed tokens only where they are less than half of the vocabulary.
         """
         rows = np.flatnonzero(nodes != DEAD)
         first = self.starts[nodes[rows]].astype(np.int64)
@@ -178,10 +192,7 @@ class AnswerTree:
         columns = np.arange(counts.max(initial=1))
         tokens = self.tokens[np.minimum(first[:, None] + columns, len(self.tokens) - 1)].astype(np.int64)
         tokens[columns >= counts[:, None]] = -1
-        places, is_allowed = np.maximum(tokens, 0), np.zeros(vocab_size, bool)
-        is_allowed[places] = True
-        head = np.flatnonzero(is_allowed)
-        is_sparse = SPARSE * int(counts.sum()) < len(rows) * len(head)
+        head, head_columns = np.unique(np.maximum(tokens, 0), return_inverse=True)
         if 2 * len(head) > vocab_size:
-            return Choices(rows, first, counts, tokens, None, places, is_sparse)
-        return Choices(rows, first, counts, tokens, head, (np.cumsum(is_allowed) - 1)[places], is_sparse)
+            return Choices(rows, first, counts, tokens, None, np.maximum(tokens, 0))
+        return Choices(rows, first, counts, tokens, head, head_columns.reshape(tokens.shape))

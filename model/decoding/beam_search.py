@@ -27,7 +27,7 @@ from model.decoding.decoder import Decoder
 from model.decoding.sampling import penalise
 from settings.declared import GenerateConfig
 
-OUT = -1.0e9  # the score of what is out of the race; finite, so that sums stay numbers
+OUT = -1.0e9  # The score of what is out of the race; it is finite, so that sums stay numbers.
 
 
 @dataclass(frozen=True)
@@ -48,30 +48,37 @@ class _Candidates(NamedTuple):
     parents: Tensor
     tokens: Tensor
     scores: Tensor
-    ends: Tensor  # whether it is an answer,
-    counts: Tensor | int  # of so many tokens, the end token included
-    nodes: Tensor  # of an answer its leaf
+    ends: Tensor  # True: it is an answer.
+    counts: Tensor | int  # The tokens of the answer, the end token included.
+    nodes: Tensor  # The node of a beginning, the leaf of an answer.
 
 
 class _Search:
-    """Beginnings that grow, and answers."""
+    """Beginnings that grow, from the start token on, and answers; with a list of answers also their nodes in its
+    tree.
+    """
 
     def __init__(self, settings: GenerateConfig, rows: int, start: int, device: torch.device, is_listed: bool) -> None:
-        self.settings, self.is_listed, beams = settings, is_listed, settings.num_beams
-        self.written = torch.full((rows, beams, 1), start, device=device)  # with the start token
+        beams = settings.num_beams
+        self.settings = settings
+        self.is_listed = is_listed
+        self.written = torch.full((rows, beams, 1), start, device=device)
         self.scores = torch.full((rows, beams), OUT, device=device)
-        self.scores[:, 0] = 0.0  # all beginnings are alike yet: one is enough
-        self.nodes = torch.full((rows, beams), ROOT, device=device)  # of beginnings, in a tree of answers
+        self.scores[:, 0] = 0.0  # All beginnings are alike yet: one is enough.
+        self.nodes = torch.full((rows, beams), ROOT, device=device)
         if is_listed:
-            self.scores[:, 1:], self.nodes[:, 1:] = -torch.inf, DEAD
-        self.answers, self.leaves = self.written.clone(), self.nodes.clone()
+            self.scores[:, 1:] = -torch.inf
+            self.nodes[:, 1:] = DEAD
+        self.answers = self.written.clone()
+        self.leaves = self.nodes.clone()
         self.answer_scores = torch.full((rows, beams), OUT, device=device)
         self.is_answer = torch.zeros((rows, beams), dtype=torch.bool, device=device)
-        self.is_open = torch.ones((rows, 1), dtype=torch.bool, device=device)  # whether better answers may come
+        self.is_open = torch.ones((rows, 1), dtype=torch.bool, device=device)  # False: no better answer may come.
 
     def candidates(self, log_probs: Tensor, eos: int) -> _Candidates:
         """Of all tokens: log_probs (B G, V)."""
-        beams, count = self.settings.num_beams, self.written.shape[2]
+        beams = self.settings.num_beams
+        count = self.written.shape[2]
         totals = log_probs.view(-1, beams, log_probs.shape[1]).add_(self.scores.unsqueeze(2))
         parents, tokens, best = _best(totals, 2 * beams)
         ends = tokens == eos if count < self.settings.max_new_tokens else torch.ones_like(tokens, dtype=torch.bool)
@@ -81,12 +88,15 @@ class _Search:
         """Of the allowed tokens: log_probs (k, W) of k of the first `width` beams of each prompt; scores are -inf where
         there are fewer.
         """
-        beams, device = self.settings.num_beams, log_probs.device
-        rows, first, tokens = (torch.from_numpy(of).to(device) for of in (choices.rows, choices.first, choices.tokens))
+        beams = self.settings.num_beams
+        device = log_probs.device
+        rows, first, tokens = (
+            torch.from_numpy(ids).to(device) for ids in (choices.rows, choices.first, choices.tokens)
+        )
         rows = rows // width * beams + rows % width
         totals = log_probs.add_(self.scores.flatten()[rows].unsqueeze(1))
-        found, columns = totals.topk(min(2 * beams, totals.shape[1]), 1)
-        count = found.shape[1]
+        scores, columns = totals.topk(min(2 * beams, totals.shape[1]), 1)
+        count = scores.shape[1]
 
         def spread(values: Tensor, empty: float) -> Tensor:
             """(k, count) of some beams -> (B, G 2G) of all; 2G as a beam may have less."""
@@ -94,26 +104,29 @@ class _Search:
             all_[rows, :count] = values
             return all_.view(-1, 2 * beams * beams)
 
-        best, places = spread(found, -torch.inf).topk(2 * beams)
-        ids = spread(tokens.gather(1, columns), 0).gather(1, places).clamp_(min=0)
-        nodes = spread(first.unsqueeze(1) + columns, DEAD).gather(1, places)
+        best, indices = spread(scores, -torch.inf).topk(2 * beams)
+        ids = spread(tokens.gather(1, columns), 0).gather(1, indices).clamp_(min=0)
+        nodes = spread(first.unsqueeze(1) + columns, DEAD).gather(1, indices)
         nodes.masked_fill_(best == -torch.inf, DEAD)
-        walked = tree.leaves(nodes.flatten().cpu().numpy())
-        leaves, tails = (torch.from_numpy(of).to(device).view_as(nodes) for of in walked)
+        arrays = tree.leaves(nodes.flatten().cpu().numpy())
+        leaves, tails = (torch.from_numpy(array).to(device).view_as(nodes) for array in arrays)
         ends = leaves != DEAD
         counts = self.written.shape[2] + tails
-        return _Candidates(places // (2 * beams), ids, best, ends, counts, torch.where(ends, leaves, nodes))
+        return _Candidates(indices // (2 * beams), ids, best, ends, counts, torch.where(ends, leaves, nodes))
 
     def advance(self, candidates: _Candidates) -> Tensor:
         """Grow by one token -> parents (B, G) of the new beginnings."""
-        settings, beams, count = self.settings, self.settings.num_beams, self.written.shape[2]
+        settings = self.settings
+        beams = settings.num_beams
+        count = self.written.shape[2]
         parents, tokens, best, ends, counts, nodes = candidates
         before = torch.take_along_dim(self.written, parents.unsqueeze(2), 1)
         grown = torch.cat([before, tokens.unsqueeze(2)], 2)  # (B, 2G, count + 1)
         self._keep_best_answers(grown, best / counts**settings.length_penalty, ends, nodes)
         going = best.masked_fill(ends, -torch.inf)
         chosen = going.topk(beams)[1]
-        self.written, self.scores = torch.take_along_dim(grown, chosen.unsqueeze(2), 1), going.gather(1, chosen)
+        self.written = torch.take_along_dim(grown, chosen.unsqueeze(2), 1)
+        self.scores = going.gather(1, chosen)
         self.nodes = nodes.gather(1, chosen).masked_fill(self.scores == -torch.inf, DEAD)
         far = settings.early_stopping == "never" and settings.length_penalty > 0.0
         reachable = self.scores[:, :1] / (settings.max_new_tokens if far else count) ** settings.length_penalty
@@ -130,34 +143,39 @@ class _Search:
         is_full = self.is_answer.all(1, keepdim=True) & (self.settings.early_stopping == "True")
         scores = scores + is_full.float() * OUT + (~self.is_open).float() * OUT + (~counts).float() * OUT
         merged = torch.cat([self.answer_scores, scores], 1)
-        kept = merged.topk(beams)[1]
+        best = merged.topk(beams)[1]
         self.answers = torch.cat([self.answers, self.answers.new_zeros(*self.answers.shape[:2], 1)], 2)
-        self.answers = torch.take_along_dim(torch.cat([self.answers, grown], 1), kept.unsqueeze(2), 1)
-        self.answer_scores = merged.gather(1, kept)
-        self.is_answer = torch.cat([self.is_answer, counts], 1).gather(1, kept)
-        self.leaves = torch.cat([self.leaves, nodes], 1).gather(1, kept)
+        self.answers = torch.take_along_dim(torch.cat([self.answers, grown], 1), best.unsqueeze(2), 1)
+        self.answer_scores = merged.gather(1, best)
+        self.is_answer = torch.cat([self.is_answer, counts], 1).gather(1, best)
+        self.leaves = torch.cat([self.leaves, nodes], 1).gather(1, best)
 
     def done(self) -> list[bool]:
         """Of each prompt, whether it needs no further step."""
         if self.written.shape[2] > self.settings.max_new_tokens:
             return [True] * len(self.written)
         full = self.is_answer.all(1) & (self.settings.early_stopping == "True")
-        found: list[bool] = (full | ~self.is_open.squeeze(1)).tolist()
-        return found
+        done: list[bool] = (full | ~self.is_open.squeeze(1)).tolist()
+        return done
 
-    def best_answers(self, place: int, eos: int, tree: AnswerTree | None) -> list[ScoredAnswer]:
+    def best_answers(self, row: int, eos: int, tree: AnswerTree | None) -> list[ScoredAnswer]:
         """The answers to one prompt, best first."""
-        found, settings = list[ScoredAnswer](), self.settings
-        is_answer, scores = self.is_answer[place].tolist(), self.answer_scores[place].tolist()
-        for beam, tokens in enumerate(self.answers[place, :, 1:].tolist()):
+        answers = list[ScoredAnswer]()
+        is_answer = self.is_answer[row].tolist()
+        scores = self.answer_scores[row].tolist()
+        for beam, tokens in enumerate(self.answers[row, :, 1:].tolist()):
             if beam and not is_answer[beam]:
                 continue
             if tree is not None:
-                tokens = tree.answer(int(self.leaves[place, beam]))
-            count = tokens.index(eos) + 1 if eos in tokens else min(len(tokens), settings.max_new_tokens)
-            kept = tokens[: count - 1] if eos in tokens else tokens[:count]
-            found.append(ScoredAnswer(kept, scores[beam] * count**settings.length_penalty))
-        return found
+                tokens = tree.answer(int(self.leaves[row, beam]))
+            if eos in tokens:
+                tokens = tokens[: tokens.index(eos)]
+                count = len(tokens) + 1
+            else:
+                tokens = tokens[: self.settings.max_new_tokens]
+                count = len(tokens)
+            answers.append(ScoredAnswer(tokens, scores[beam] * count**self.settings.length_penalty))
+        return answers
 
     def select(self, rows: list[int]) -> None:
         """Continue with these prompts."""
@@ -171,8 +189,8 @@ def _best(totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     First those of each beam: the sort of a CPU pairs every score that it looks at with its place, four times as large.
     """
     scores, tokens = totals.topk(min(count, totals.shape[2]), 2)
-    best, places = scores.flatten(1).topk(count)
-    return places // scores.shape[2], tokens.flatten(1).gather(1, places), best
+    best, indices = scores.flatten(1).topk(count)
+    return indices // scores.shape[2], tokens.flatten(1).gather(1, indices), best
 
 
 @torch.no_grad()
@@ -198,7 +216,7 @@ def search(
     while rows:
         if tree is not None:
             nodes = state.nodes.cpu().numpy()
-            width = int((nodes != DEAD).sum(1).max())  # those that go on are the first
+            width = int((nodes != DEAD).sum(1).max())  # The beams that go on are the first ones of their prompt.
             choices = tree.choices(nodes[:, :width].flatten(), shape.vocab_size)
             log_probs = decoder.log_probs(state.written[:, :width, -1].flatten(), choices)
             candidates = state.listed_candidates(log_probs, choices, tree, width)
@@ -207,11 +225,11 @@ def search(
             log_probs = penalise(decoder.log_probs(history[:, -1]), history, settings, shape.eos_token_id)
             candidates = state.candidates(log_probs, shape.eos_token_id)
         decoder.follow(state.advance(candidates))
-        done = [place for place, is_done in enumerate(state.done()) if is_done]
-        for place in done:
-            answers[rows[place]] = state.best_answers(place, shape.eos_token_id, tree)
+        done = [row for row, is_done in enumerate(state.done()) if is_done]
+        for row in done:
+            answers[rows[row]] = state.best_answers(row, shape.eos_token_id, tree)
         if done:
             order = decoder.drop(done)
-            rows = [rows[place] for place in order]
+            rows = [rows[row] for row in order]
             state.select(order)
     return answers

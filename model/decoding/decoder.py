@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from devices.malloc import trim_malloc
-from devices.sizes import ENCODER_TOKENS, LEAST_FILLED, TILE_ELEMENTS
+from devices.sizes import ENCODER_TOKENS, LEAST_FILLED
 from devices.threads import follow_machine
 from model.decoding.answer_tree import Choices
 from model.decoding.kv_cache import KVCache
@@ -102,8 +102,8 @@ class Decoder:
         """Encoder output (N, D). What malloc keeps of other lengths is given back before, and its own after."""
         self._trim()
         x = embed(ids.to(self.device), self.model.embedding, residual_dtype(self.dtype))
-        # products of fewer tokens would differ in their last bit with the number of threads
-        # (`devices.threads.one_thread`)
+        # Products of fewer tokens would differ in their last bit with the number of threads
+        # (`devices.threads.one_thread`).
         with few_rows() if len(ids) < LEAST_FILLED else nullcontext():
             output: Tensor = self.model.encoder(x, Dropout(0.0, rows), dtype=self.dtype, with_weights=self.with_weights)
         self._trim()
@@ -138,7 +138,8 @@ class Decoder:
         no_drop = Dropout(0.0, Rows((1,) * len(ids)))
         with few_rows():
             for number, block in enumerate(self.blocks):
-                attention, cross = block.attention, block.cross_attention
+                attention = block.attention
+                cross = block.cross_attention
                 with self.with_weights(block.parameters()):
                     normed = block.attention_norm(x, self.dtype)
                     q, k, v = (attention.heads(matrix(normed)) for matrix in (attention.q, attention.k, attention.v))
@@ -152,20 +153,13 @@ class Decoder:
             return product(hidden, self.model.output_weight).float()
 
     def _some(self, hidden: Tensor, choices: Choices) -> Tensor:
-        rows, tokens, places = (
-            torch.from_numpy(found).to(self.device) for found in (choices.rows, choices.tokens, choices.places)
+        rows, tokens, columns = (
+            torch.from_numpy(ids).to(self.device) for ids in (choices.rows, choices.tokens, choices.columns)
         )
         weight: Tensor = self.model.output_weight
-        if choices.is_sparse:
-            row, column = (tokens >= 0).nonzero(as_tuple=True)
-            logits = hidden.new_full(tokens.shape, -torch.inf, dtype=torch.float32)
-            for part in torch.arange(len(row), device=self.device).split(max(1, TILE_ELEMENTS // hidden.shape[1])):
-                at, of = row[part], column[part]
-                logits[at, of] = (hidden[rows[at]].float() * embed(tokens[at, of], weight, torch.float32)).sum(1)
-            return logits
         if choices.head is not None:
             weight = embed(torch.from_numpy(choices.head).to(self.device), weight, self.dtype)
-        return product(hidden[rows], weight).float().gather(1, places).masked_fill_(tokens < 0, -torch.inf)
+        return product(hidden[rows], weight).float().gather(1, columns).masked_fill_(tokens < 0, -torch.inf)
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Take rows out whose answers are done; which one each of the others was, as the last ones take their
@@ -182,11 +176,13 @@ class Decoder:
 
 def _groups(lengths: Mapping[int, int]) -> Iterator[list[int]]:
     """Part prompts, row -> length, into groups of at most ENCODER_TOKENS tokens, or of one prompt."""
-    group, tokens = list[int](), 0
+    group = list[int]()
+    tokens = 0
     for row, length in lengths.items():
         if group and tokens + length > ENCODER_TOKENS:
             yield group
-            group, tokens = [], 0
+            group = []
+            tokens = 0
         group.append(row)
         tokens += length
     if group:

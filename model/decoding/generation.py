@@ -14,7 +14,7 @@ import torch
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer, search
 from model.decoding.decoder import Decoder
-from model.decoding.sampling import Row, next_tokens
+from model.decoding.sampling import AnswerRow, next_tokens
 from model.t5 import T5, WithWeights, in_place
 from settings.declared import GenerateConfig
 
@@ -35,7 +35,7 @@ def generate(
     Args:
         input_ids: one list of token ids a row, with its end token.
         settings: how tokens are chosen; None: the defaults, greedy.
-        seed: of sampling, see `Row`.
+        seed: of sampling, see `AnswerRow`.
         with_weights, compute_dtype: see `Decoder`.
         tree: the answers that there are; their lengths replace `max_new_tokens`, and no penalty applies. None: any.
         changes: settings by name, such as max_new_tokens=20.
@@ -49,7 +49,7 @@ def generate(
     decoder = Decoder(model, with_weights, compute_dtype, settings.num_beams)
     if settings.num_beams > 1:
         return [best[0].tokens for best in generate_best(decoder, input_ids, settings, tree)]
-    return write(decoder, [Row(ids, settings, seed) for ids in input_ids], tree)
+    return write(decoder, [AnswerRow(ids, settings, seed) for ids in input_ids], tree)
 
 
 def generate_best(
@@ -59,7 +59,7 @@ def generate_best(
     return search(decoder, input_ids, _within(settings, tree), tree)
 
 
-def write(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None = None) -> list[list[int]]:
+def write(decoder: Decoder, rows: Sequence[AnswerRow], tree: AnswerTree | None = None) -> list[list[int]]:
     """The answers of rows whose longest answers are alike, greedy or drawn, by a fresh decoder without beams."""
     for _ in _steps(decoder, rows, tree):
         pass
@@ -85,12 +85,12 @@ def stream(
     if settings.num_beams > 1:
         yield from generate_best(decoder, [input_ids], settings, tree)[0][0].tokens
         return
-    row = Row(input_ids, settings, seed)
+    row = AnswerRow(input_ids, settings, seed)
     for count, _ in enumerate(_steps(decoder, [row], tree)):
         yield from row.tokens[count:]
 
 
-def _steps(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None) -> Iterator[None]:
+def _steps(decoder: Decoder, rows: Sequence[AnswerRow], tree: AnswerTree | None) -> Iterator[None]:
     """Write the answers of rows, a token of each a step."""
     shape = decoder.shape
     going = list(rows)
@@ -105,17 +105,17 @@ def _steps(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None) -> It
         tokens = next_tokens(going, logits, shape, choices)
         del logits
         ended = set[int]()
-        for place, (row, token) in enumerate(zip(going, tokens, strict=True)):
+        for index, (row, token) in enumerate(zip(going, tokens, strict=True)):
             row.tokens.append(token)
             if tree is not None:
                 row.tokens += tree.tail(row.node)
             if row.tokens[-1] == shape.eos_token_id:
                 row.tokens.pop()
-                ended.add(place)
+                ended.add(index)
             elif is_cut(row.tokens, row.settings):
-                ended.add(place)
+                ended.add(index)
         yield
-        going = [going[place] for place in decoder.drop(ended)]
+        going = [going[index] for index in decoder.drop(ended)]
 
 
 def is_cut(answer: Sequence[int], settings: GenerateConfig) -> bool:

@@ -28,7 +28,7 @@ from devices.kernels.calls import kernels_for
 from devices.sizes import KERNEL_WIDTHS, few_places, filled_tokens
 from model.t5 import T5
 
-FIRST_CAPACITY = 64  # tokens that the first buffers of answers hold
+FIRST_CAPACITY = 64  # The first buffers of answers hold so many tokens.
 Buffers = list[Tensor]  # Keys of the first block, its values, keys of the second block, ...
 
 
@@ -63,13 +63,15 @@ class KVCache:
 
     def add(self, sources: Sequence[int], limit: int) -> None:
         """Room for more rows, with prompts of so many tokens and at most `limit` tokens of answers."""
-        first, least = len(self.sources), max(self.limits, default=limit)
+        first = len(self.sources)
+        least = max(self.limits, default=limit)
         self.sources += sources
         self.limits += [limit] * len(sources)
         self.lengths += [0] * len(sources)
-        rows, longest = len(self.sources), max(self.sources)
-        held = self._source[0].shape
-        if rows > held[0] or longest > held[2] or limit > least:
+        rows = len(self.sources)
+        longest = max(self.sources)
+        size = self._source[0].shape
+        if rows > size[0] or longest > size[2] or limit > least:
             _resize(self._source, few_places(rows) if first else rows, longest, first)
             self._is_resized = True  # What earlier, longer rows have left goes with the next step.
         self._paths = self._paths.new_zeros(rows, self.num_beams, 0)
@@ -86,12 +88,13 @@ class KVCache:
 
     def tokens_with(self, sources: Sequence[int] = (), limits: Sequence[int] = ()) -> int:
         """Tokens that there is room for once all answers have their longest length, were these rows here too."""
-        sources, limits = [*self.sources, *sources], [*self.limits, *limits]
-        return few_places(len(sources)) * (max(sources, default=0) + max(limits, default=0))
+        longest_source = max((*self.sources, *sources), default=0)
+        longest_answer = max((*self.limits, *limits), default=0)
+        return few_places(len(self.sources) + len(sources)) * (longest_source + longest_answer)
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Take rows out; which one each of the others was."""
-        if not rows:  # As after most steps.
+        if not rows:  # After most steps no answer ends.
             return list(range(len(self.sources)))
         count = len(self.sources) - len(rows)
         tail = iter([row for row in range(count, len(self.sources)) if row not in rows])
@@ -114,7 +117,8 @@ class KVCache:
 
     def begin_step(self, beams: int) -> None:
         """Room for one more token of the first `beams` of each row, and what all blocks need to know of where it is."""
-        rows, count = len(self.lengths), max(self.lengths) + 1
+        rows = len(self.lengths)
+        count = max(self.lengths) + 1
         if self._is_resized or count > self._own[0].shape[2]:
             capacity = max(FIRST_CAPACITY, 1 << (count - 1).bit_length())
             length = min(capacity, max(self.limits))
@@ -126,20 +130,21 @@ class KVCache:
             self._counts = np.array(self.lengths) + 1
             return
         device = self._device
-        self._seen = min(longest, filled_tokens(count))  # Few sizes of products, as libraries keep something for each.
+        # Products have few sizes, as libraries keep something for each.
+        self._visible = min(longest, filled_tokens(count))
         self._rows = torch.arange(rows, device=device)
-        self._places = torch.tensor(self.lengths, device=device)
-        places = self._places if len(set(self.lengths)) > 1 else self._places[:1]
-        self._distances = torch.arange(longest - 1, longest - 1 + self._seen, device=device) - places[:, None]
+        self._positions = torch.tensor(self.lengths, device=device)
+        columns = torch.arange(longest - 1, longest - 1 + self._visible, device=device)
+        self._distances = columns - self._positions[:, None]
         beyond = torch.arange(max(self.sources), device=device) >= torch.tensor(self.sources, device=device)[:, None]
         self._beyond = beyond[:, None, None]  # (n, 1, 1, S)
         self._foreign: Tensor | None = None
-        if self.num_beams > 1:  # (n, 1, G, seen G): where a slot holds a token that is no ancestor of the beam.
+        if self.num_beams > 1:  # (n, 1, G, visible G): where a slot holds a token that is no ancestor of the beam.
             slots = torch.arange(self.num_beams, device=device)
             self._paths = torch.cat([self._paths, slots.expand(rows, -1).unsqueeze(2)], 2)
             foreign = (self._paths[:, :beams].unsqueeze(3) != slots).flatten(2)
             # The bias hides what is not written.
-            self._foreign = F.pad(foreign, (0, (self._seen - count) * self.num_beams)).unsqueeze(1)
+            self._foreign = F.pad(foreign, (0, (self._visible - count) * self.num_beams)).unsqueeze(1)
 
     def _make_biases(self, longest: int) -> None:
         """For each block the bias (H, 2 T - 1) of a token towards others, itself in the middle, then -inf; for a kernel
@@ -147,9 +152,12 @@ class KVCache:
         """
         decoder = self._decoder
         makers = [decoder.bias] if decoder.bias is not None else [block.bias for block in decoder.blocks]
-        made = [maker.over_distances(longest) for maker in makers]  # type: ignore[operator,union-attr]
-        made = [bias.to(self.dtype) if self._kernels is None else bias[:, :longest].contiguous() for bias in made]
-        self._biases = made * (self._shape.num_decoder_layers // len(made))
+        biases = [maker.over_distances(longest) for maker in makers]  # type: ignore[operator,union-attr]
+        if self._kernels is not None:
+            biases = [bias[:, :longest].contiguous() for bias in biases]
+        else:
+            biases = [bias.to(self.dtype) for bias in biases]
+        self._biases = biases * (self._shape.num_decoder_layers // len(biases))
 
     def attend_own(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of one token a beam to those before it, which it joins: (n g, H, K) each -> (n g, H K)."""
@@ -158,9 +166,9 @@ class KVCache:
         if self._kernels is not None:
             return self._kernels.attend_newest(q, keys, values, self._counts, bias, (k, v)).flatten(1)
         for buffer, newest in ((keys, self._beams(k)), (values, self._beams(v))):
-            buffer[self._rows, :, self._places, : newest.shape[2]] = newest
+            buffer[self._rows, :, self._positions, : newest.shape[2]] = newest
         near = bias[:, self._distances].transpose(0, 1).unsqueeze(2).repeat_interleave(self.num_beams, 3)
-        keys, values = (buffer[:, :, : self._seen].flatten(2, 3) for buffer in (keys, values))
+        keys, values = (buffer[:, :, : self._visible].flatten(2, 3) for buffer in (keys, values))
         return _attend(self._beams(q), keys, values, near, self._foreign)
 
     def attend_source(self, block: int, q: Tensor) -> Tensor:
@@ -176,11 +184,11 @@ class KVCache:
         return x.view(len(self.lengths), -1, *x.shape[1:]).transpose(1, 2)
 
 
-def _resize(buffers: Buffers, rows: int, length: int, kept: int) -> None:
-    """Give buffers so many rows and places, one after the other; the first `kept` rows keep what they hold."""
+def _resize(buffers: Buffers, rows: int, length: int, filled: int) -> None:
+    """Give buffers so many rows and tokens of each, one after the other; the first `filled` rows keep theirs."""
     for number in range(len(buffers)):
         before = buffers[number]
-        part = slice(min(kept, len(before))), slice(None), slice(min(length, before.shape[2]))
+        part = slice(min(filled, len(before))), slice(None), slice(min(length, before.shape[2]))
         buffers[number] = before.new_zeros(rows, before.shape[1], length, *before.shape[3:])
         buffers[number][part] = before[part]
         del before
@@ -191,7 +199,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor
     scores.
 
     Args:
-        bias: (n or 1, H, 1, M), added to the scores. hidden: bool, broadcast to (n, H, G, M): where nothing is seen.
+        bias: (n, H, 1, M), added to the scores. hidden: bool, broadcast to (n, H, G, M): where nothing is seen.
     """
     rows, heads, queries, width = q.shape
     out = q.new_empty(rows, queries, heads, width)
@@ -200,7 +208,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor
         part = slice(first, first + at_once)
         scores = torch.matmul(q[part], k[part].transpose(2, 3))
         if bias is not None:
-            scores += bias[part] if len(bias) > 1 else bias
+            scores += bias[part]
         if hidden is not None:
             scores.masked_fill_(hidden[part], float("-inf"))
         out[part] = torch.matmul(torch.softmax(scores, -1), v[part]).transpose(1, 2)

@@ -16,11 +16,11 @@ from torch import Tensor
 from model.decoding.answer_tree import ROOT, Choices
 from settings.declared import GenerateConfig, T5ModelConfig
 
-LEAST_TEMPERATURE = 1e-6  # divided by less, scores are out of fp32's range
+LEAST_TEMPERATURE = 1e-6  # Divided by less, scores are out of fp32's range.
 
 
 @dataclass
-class Row:
+class AnswerRow:
     """One answer that is being written.
 
     Args:
@@ -41,30 +41,35 @@ class Row:
         self.generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def next_tokens(rows: Sequence[Row], logits: Tensor, shape: T5ModelConfig, choices: Choices | None = None) -> list[int]:
+def next_tokens(
+    rows: Sequence[AnswerRow], logits: Tensor, shape: T5ModelConfig, choices: Choices | None = None
+) -> list[int]:
     """The next token of each row, as it would be chosen were it alone: from logits (n, V) fp32, which are changed.
 
     Args:
         choices: of all rows, whose logits are (n, W); their nodes go on, and no penalty applies.
     """
     alike: dict[tuple[GenerateConfig, int], list[int]] = {}
-    for place, row in enumerate(rows):
-        count, how = len(row.tokens), row.settings
-        is_penalised = how.repetition_penalty != 1.0 or how.no_repeat_ngram_size > 0 or count < how.min_new_tokens
-        alike.setdefault((how, count if is_penalised and choices is None else -1), []).append(place)
+    for index, row in enumerate(rows):
+        settings = row.settings
+        count = len(row.tokens)
+        is_penalised = (
+            settings.repetition_penalty != 1.0 or settings.no_repeat_ngram_size > 0 or count < settings.min_new_tokens
+        )
+        alike.setdefault((settings, count if is_penalised and choices is None else -1), []).append(index)
     chosen = [0] * len(rows)
-    for (settings, count), places in alike.items():
-        scores = logits if len(alike) == 1 else logits[places]
+    for (settings, count), indices in alike.items():
+        scores = logits if len(alike) == 1 else logits[indices]
         if count >= 0:
-            written = [[shape.start_token_id, *rows[place].tokens] for place in places]
+            written = [[shape.start_token_id, *rows[index].tokens] for index in indices]
             penalise(scores, torch.tensor(written, device=logits.device), settings, shape.eos_token_id)
-        tokens = choose(scores, settings, [rows[place].generator for place in places])
-        for place, token in zip(places, tokens.tolist(), strict=True):
+        tokens = choose(scores, settings, [rows[index].generator for index in indices])
+        for index, token in zip(indices, tokens.tolist(), strict=True):
             if choices is not None:
-                column = min(token, int(choices.counts[place]) - 1)  # rounding may draw what has no mass
-                rows[place].node = int(choices.first[place]) + column
-                token = int(choices.tokens[place, column])
-            chosen[place] = token
+                column = min(token, int(choices.counts[index]) - 1)  # Rounding may draw what has no mass.
+                rows[index].node = int(choices.first[index]) + column
+                token = int(choices.tokens[index, column])
+            chosen[index] = token
     return chosen
 
 
@@ -72,14 +77,16 @@ def penalise(scores: Tensor, written: Tensor, settings: GenerateConfig, eos_toke
     """Change scores (B, V) fp32 in place, by the tokens that were written: (B, count + 1) int64, the start token
     first.
     """
-    penalty, size, count = settings.repetition_penalty, settings.no_repeat_ngram_size, written.shape[1] - 1
+    penalty = settings.repetition_penalty
+    size = settings.no_repeat_ngram_size
+    count = written.shape[1] - 1
     if penalty != 1.0:
-        seen = scores.gather(1, written)
-        scores.scatter_(1, written, torch.where(seen < 0, seen * penalty, seen / penalty))
-    if 0 < size <= count + 1:  # a token that would complete a run which was there before
+        before = scores.gather(1, written)
+        scores.scatter_(1, written, torch.where(before < 0, before * penalty, before / penalty))
+    if 0 < size <= count + 1:  # A token may not complete a run that was there before.
         runs = written.unfold(1, size, 1)  # (B, runs, size)
-        begun = written[:, count + 2 - size :]
-        row, run = (runs[:, :, :-1] == begun.unsqueeze(1)).all(2).nonzero(as_tuple=True)
+        beginning = written[:, count + 2 - size :]
+        row, run = (runs[:, :, :-1] == beginning.unsqueeze(1)).all(2).nonzero(as_tuple=True)
         scores[row, runs[row, run, -1]] = -torch.inf
     if count < settings.min_new_tokens:
         scores[:, eos_token_id] = -torch.inf
@@ -90,16 +97,18 @@ def choose(scores: Tensor, settings: GenerateConfig, generators: Sequence[torch.
     """One token a row: scores (B, V) fp32 -> (B,) int64; drawn from softmax(scores / temperature), or the likeliest at
     0.
     """
-    temperature, top_k, top_p = settings.temperature, settings.top_k, settings.top_p
+    temperature = settings.temperature
+    top_k = settings.top_k
+    top_p = settings.top_p
     if temperature < LEAST_TEMPERATURE:
         return scores.argmax(1)
     draws = torch.stack([torch.rand(1, generator=generator) for generator in generators]).to(scores.device)
-    if top_p == 1.0 and not top_k:  # nothing has to be sorted
+    if top_p == 1.0 and not top_k:  # Nothing has to be sorted.
         mass = _mass(scores - scores.amax(1, keepdim=True), temperature)
         return _place(mass, draws * mass[:, -1:]).squeeze(1)
-    best, tokens = scores.topk(min(top_k or scores.shape[1], scores.shape[1]), 1)  # best first
+    best, tokens = scores.topk(min(top_k or scores.shape[1], scores.shape[1]), 1)
     mass = _mass(best - best[:, :1], temperature)
-    # the tokens before which less than top_p has gathered; always the first
+    # Those may be drawn before which less than top_p has gathered: always the first.
     before = torch.cat([mass.new_zeros(len(mass), 1), mass[:, :-1]], 1)
     last = (before < top_p * mass[:, -1:]).sum(1, keepdim=True) - 1
     return tokens.gather(1, torch.minimum(_place(mass, draws * mass.gather(1, last)), last)).squeeze(1)

@@ -22,17 +22,21 @@ from settings.errors import UserError, refuse
 from settings.fields import parse
 from settings.program import program
 
-CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-BASE = "base_model.model."  # before the names of a base's modules
-FINGERPRINT, HEAD = "base_fingerprint", "head"  # in the metadata of the file of weights
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
+BASE = "base_model.model."  # The names of a base's modules begin with it.
+# Keys in the metadata of the file of weights.
+FINGERPRINT = "base_fingerprint"
+HEAD = "head"
 DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "init_lora_weights": True}
-SAVED_MODULES = {"classifier", "score", "classification_head"}  # that PEFT may save beside adapters: heads over labels
-TABLES = ("shared", "embed_tokens")  # whose rows of tokens may have learnt
+SAVED_MODULES = {"classifier", "score", "classification_head"}  # Heads over labels that PEFT may save beside adapters.
+TABLES = ("shared", "embed_tokens")  # The tables of which rows of tokens may be trained.
 # How PEFT may have begun an adapter and left its base as it was; pissa, olora, corda, loftq and others take from the
 # base.
 BEGUN_BESIDE = ("gaussian", "eva", "orthogonal", "mica", "true", "false", "none")
-HIGHEST_RANK = 4096  # as of the setting lora_rank
-MOST_TOKENS = 2**24  # no vocabulary has more
+HIGHEST_RANK = 4096  # The setting lora_rank has the same bound.
+MOST_TOKENS = 2**24  # No vocabulary has more.
 # What an adapter_config.json may say besides, without another computation than of rank, scaling and targets.
 HARMLESS = {
     "auto_mapping",
@@ -80,10 +84,10 @@ def read_info(folder: str | Path) -> AdapterInfo:
     settings = LoraSettings(
         raw["r"], alpha, tuple(_list(raw, "target_modules")), float(raw["lora_dropout"]), _token_range(raw)
     )
-    with open_weights(folder) as stored:
-        about = stored.metadata() or {}
+    with open_weights(folder) as weights:
+        about = weights.metadata() or {}
         try:
-            head = _own_head(about[HEAD]) if HEAD in about else _head_of_task(raw, stored)
+            head = _own_head(about[HEAD]) if HEAD in about else _head_of_task(raw, weights)
         except (ValueError, TypeError, LookupError) as error:
             raise UserError(
                 "{folder}, its head cannot be read ({error}); copy the adapter again", folder=folder, error=error
@@ -103,8 +107,8 @@ def _token_range(raw: Mapping[str, Any]) -> tuple[int, int] | None:
     Raises:
         ValueError, TypeError: they are no range, or not of the embedding.
     """
-    named = raw.get("trainable_token_indices")
-    lists: dict[str, Any] = named if isinstance(named, dict) else {TABLES[0]: named}
+    indices = raw.get("trainable_token_indices")
+    lists: dict[str, Any] = indices if isinstance(indices, dict) else {TABLES[0]: indices}
     if not any(lists.values()):
         return None
     (ids,) = set(map(tuple, lists.values()))
@@ -193,23 +197,23 @@ def _own_head(text: str) -> dict[str, Any]:
     return {**fields, "has_decoder": bool(raw["has_decoder"])}
 
 
-def _head_of_task(raw: Mapping[str, Any], stored: Any) -> dict[str, Any]:
+def _head_of_task(raw: Mapping[str, Any], weights: Any) -> dict[str, Any]:
     """The head of an adapter of PEFT, by its task; empty where it is that of its base."""
     published = next((each for each in CLASSES if each.task == raw.get("task_type")), TEXT_CLASS)
     head = {"head": published.head, "has_decoder": published.has_decoder}
     if not published.output:
         return {} if published.writes_text else head
     name = f"{BASE}{published.output}.weight"
-    if name not in stored.keys():  # noqa: SIM118
+    if name not in weights.keys():  # noqa: SIM118
         return {}
-    labels = labels_of({"num_labels": stored.get_slice(name).get_shape()[0]})
+    labels = labels_of({"num_labels": weights.get_slice(name).get_shape()[0]})
     return {**head, "labels": labels, "head_kind": HEAD_KINDS[published.is_dense]}
 
 
 def adapter_bytes(folder: Path) -> int:
     """What an adapter takes in memory, where its numbers are fp32. Raises as `open_weights`."""
-    with open_weights(folder) as stored:
-        return sum(4 * math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
+    with open_weights(folder) as weights:
+        return sum(4 * math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
 
 
 def open_weights(folder: Path, framework: str = "numpy") -> Any:

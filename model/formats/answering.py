@@ -23,9 +23,9 @@ from settings.fields import parse
 from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, check_keys
 
 GENERATION_FILE = GENERATION
-ANSWERS_FILE = "answers.txt"  # the list that all answers come from, one a line
-SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a search alone heeds
-RANKED = "num_answers"  # how many of the best answers an evaluation scores
+ANSWERS_FILE = "answers.txt"  # The list that all answers come from, one a line.
+SEARCH = ("num_beams", "length_penalty", "early_stopping")  # Only a search reads these settings.
+RANKED = "num_answers"  # An evaluation scores the best answers, this many of them.
 HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size", "split_prompts")
 # What drawing heeds, and transformers' values where none are said.
 DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
@@ -35,8 +35,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "max_new_tokens": ("max_new_tokens", "max_length"),
     "min_new_tokens": ("min_new_tokens", "min_length"),
 }
-OLD_MAX_LENGTH = 20  # transformers' default, which its first versions wrote into every config.json
-_WORDS = {"True": True, "False": False}  # of `early_stopping`, which transformers reads as JSON's
+OLD_MAX_LENGTH = 20  # The default of transformers, which its first versions wrote into every config.json.
+_WORDS = {"True": True, "False": False}  # Values of `early_stopping` that transformers reads as JSON's.
 
 
 def _without_start(length: Any) -> Any:
@@ -82,11 +82,11 @@ def _without_nulls(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in content.items() if value is not None}
 
 
-def answers_by(folder: Path, given: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
+def answers_by(folder: Path, ignored: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
     """The settings of answers that a model's folder names; and what cannot be done by it.
 
     Args:
-        given: settings that the user has named, which go before the file's.
+        ignored: settings that the user has named, which go before the file's.
     """
     try:
         path, published = published_generation(folder)
@@ -102,7 +102,7 @@ def answers_by(folder: Path, given: Collection[str] = ()) -> tuple[dict[str, Any
     settings: dict[str, Any] = {}
     for name, names in keys.items():
         key = next(filter(values.__contains__, names), None)
-        if key is None or name in given:
+        if key is None or name in ignored:
             continue
         try:
             settings[name] = parse(settings_by_name()[name][1], _READERS.get(key, _as_it_is)(values[key]))

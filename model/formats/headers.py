@@ -32,7 +32,7 @@ INT8_FILE = "model.int8.safetensors"  # It has another name because transformers
 WRAPPERS = re.compile(r"\b(?:_orig_mod|module|transformer|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Bias tables and heads over labels are in fp32 wherever they are.
 _IN_FP32 = re.compile("|".join((r"relative_attention_bias\.weight$", *map("^{}".format, LABEL_HEADS))))
-SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, one a row
+SCALE = ".scale"  # The scales of a tensor in int8, one a row, have its name and this behind it.
 INT8 = "I8"
 # What a weight can be stored as, in the words of safetensors; int8 has scales beside it.
 NUMBERS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", INT8)
@@ -55,7 +55,7 @@ class TensorHeaders:
     Memory: what the headers say.
     """
 
-    FRAMEWORK = "numpy"  # whose tensors a piece of a file would become
+    FRAMEWORK = "numpy"  # A piece of a file would become one of its tensors.
     # The first that is there is read, as transformers does: the index beside a file that holds all may be an older
     # one's.
     FILES: tuple[str, ...] = (WEIGHTS_FILE, INT8_FILE, INDEX_FILE)
@@ -144,7 +144,7 @@ class TensorHeaders:
         return self._same_bits(first, second) and (not is_quantized or self._same_bits(*scales))
 
     def _same_bits(self, first: str, second: str) -> bool:
-        if self._tensors[first][2:] != self._tensors[second][2:]:  # shape and dtype
+        if self._tensors[first][2:] != self._tensors[second][2:]:  # Another shape or dtype.
             return False
         return all(map(bytes.__eq__, self._bytes(first), self._bytes(second)))
 

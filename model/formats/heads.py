@@ -17,8 +17,9 @@ from settings.declared import T5ModelConfig
 from settings.fields import AUTO
 from settings.tasks import MODEL_HEADS
 
-EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
-LABEL_HEADS = ("classifier.", "classification_head.")  # how the names of heads over labels begin
+EMBEDDING = "shared.weight"
+HEAD = "lm_head.weight"
+LABEL_HEADS = ("classifier.", "classification_head.")  # The names of heads over labels begin with these.
 # Keys of our own in config.json, of a model with another head than one over the vocabulary.
 HEAD_FIELDS = ("head", "pooling", "head_kind")
 # Settings in which an encoder may differ from the checkpoint that it is taken from.
@@ -30,10 +31,8 @@ ENCODER_FIELDS = (
     "scale_decoder_outputs",
     "decoder_start_token_id",
 )
-_UNTIED = {
-    "tie_word_embeddings": True,
-    "scale_decoder_outputs": True,
-}  # the values that mean nothing without such a head
+# Values that mean nothing without a head over the vocabulary.
+_UNTIED = {"tie_word_embeddings": True, "scale_decoder_outputs": True}
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ TOKEN_CLASS = replace(
 )
 CLASSES = (TEXT_CLASS, SEQUENCE_CLASS, TOKEN_CLASS, ENCODER_CLASS)
 _BY_HEAD = dict(zip((TEXT, SEQUENCE, TOKEN, "none"), CLASSES, strict=True))
-HEAD_KINDS = ("linear", "dense")  # by `is_dense`
+HEAD_KINDS = ("linear", "dense")  # The index is `is_dense`.
 
 
 def class_of(config: T5ModelConfig) -> HeadClass:
@@ -137,7 +136,9 @@ def head_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     """
     published = class_named(raw)
     head = raw.get("head", published.head)
-    facts = MODEL_HEADS.get(str(head), MODEL_HEADS["none"])  # What is no head is refused with all other settings.
+    facts = MODEL_HEADS.get(
+        str(head), MODEL_HEADS["none"]
+    )  # A word that is no head is refused with all other settings.
     if facts.writes_text:
         return {"head": head}
     fixed = published.fixed or ENCODER_CLASS.fixed

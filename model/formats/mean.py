@@ -28,7 +28,7 @@ from model.formats.tensor_files import write_safetensors
 SUFFIX = ".safetensors"
 
 
-def write_mean(folders: Sequence[Path], made: Path) -> None:
+def write_mean(folders: Sequence[Path], target: Path) -> None:
     """Fill an empty folder with the mean of models or adapters, and all their other files as the last one has them.
 
     Args:
@@ -39,12 +39,12 @@ def write_mean(folders: Sequence[Path], made: Path) -> None:
     """
     for path in filter(Path.is_file, sorted(folders[-1].iterdir())):
         if path.suffix == SUFFIX:
-            _write_mean([folder / path.name for folder in folders], made / path.name)
+            _write_mean([folder / path.name for folder in folders], target / path.name)
         elif path.name != CHECKSUMS_FILE:
-            shutil.copyfile(path, made / path.name)
+            shutil.copyfile(path, target / path.name)
 
 
-def _write_mean(files: Sequence[Path], made: Path) -> None:
+def _write_mean(files: Sequence[Path], target: Path) -> None:
     opened = [safe_open(file, "pt") for file in files]
     headers = [_header(each) for each in opened]
     for file, header in zip(files, headers, strict=True):
@@ -57,7 +57,7 @@ def _write_mean(files: Sequence[Path], made: Path) -> None:
     def pieces(name: str) -> AbstractContextManager[Iterator[Tensor]]:
         return nullcontext(_means([each.get_slice(name) for each in opened], tensors[name]))
 
-    write_safetensors(tensors, made, pieces, opened[-1].metadata())
+    write_safetensors(tensors, target, pieces, opened[-1].metadata())
 
 
 def _header(opened: Any) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -70,7 +70,9 @@ def _means(parts: Sequence[Any], like: Tensor) -> Iterator[Tensor]:
     """The mean of one tensor of several files, in pieces of whole rows."""
     rows = max(1, FILE_CHUNK_BYTES // (4 * math.prod(like.shape[1:])))
     for first in range(0, len(like), rows):
-        total = parts[0][first : first + rows].to(torch.float32, copy=True)  # never written into the mapped file
+        total = parts[0][first : first + rows].to(
+            torch.float32, copy=True
+        )  # Nothing may be written into the mapped file.
         for part in parts[1:]:
             total += part[first : first + rows].float()
         yield total.div_(len(parts)).to(like.dtype)

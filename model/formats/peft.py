@@ -28,7 +28,7 @@ from model.formats.shape_file import EMBEDDING_COPIES, published_names
 from model.formats.tensor_files import TensorFolder, write_safetensors
 from model.lora.adapter import LoraAdapter, adapters_of, linears
 from model.lora.form import AdapterInfo, LoraSettings
-from model.lora.token_rows import TokenRows
+from model.lora.token_rows import TrainedTokenRows
 from model.shapes import label_head_weights, targets_of, weights
 from model.t5 import T5
 from settings.declared import T5ModelConfig
@@ -65,7 +65,7 @@ def _head_names(config: T5ModelConfig) -> dict[str, str]:
     return {weight.name: BASE + weight.hf_name for weight in label_head_weights(config)}
 
 
-def _row_targets(config: T5ModelConfig, rows: TokenRows | None) -> dict[str, _Target]:
+def _row_targets(config: T5ModelConfig, rows: TrainedTokenRows | None) -> dict[str, _Target]:
     """What the rows of tokens fill: PEFT knows one table of a tied embedding, and two copies of another beside the
     head.
     """
@@ -155,15 +155,15 @@ def _whole_head(base: Path, first: int, rows: Tensor) -> tuple[Tensor, Iterator[
     """A base's head with other rows from `first` on: its shape and dtype as a tensor without content, and its
     pieces.
     """
-    stored = TensorFolder(base)
-    dtype = next(stored.chunks(HEAD_TABLE)).dtype
-    count, width = stored.shape(HEAD_TABLE)
-    stored.replace_rows(HEAD_TABLE, first, rows.to("cpu", dtype))
+    file = TensorFolder(base)
+    dtype = next(file.chunks(HEAD_TABLE)).dtype
+    count, width = file.shape(HEAD_TABLE)
+    file.replace_rows(HEAD_TABLE, first, rows.to("cpu", dtype))
     whole = torch.empty(max(count, first + len(rows)), width, dtype=dtype, device="meta")
-    return whole, stored.chunks(HEAD_TABLE)
+    return whole, file.chunks(HEAD_TABLE)
 
 
-def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter], TokenRows | None]:
+def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter], TrainedTokenRows | None]:
     """Read the adapters of a folder for this model, and the rows of tokens beside them; they are not on yet, see
     `model.lora.adapter.use_adapters`. A head over labels that learnt beside them is filled.
 
@@ -176,9 +176,9 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
     config = model.config
     names = adapter_names(config)
     heads = _head_names(config)
-    rows = None if info.settings.tokens is None else TokenRows(model, info.settings.tokens)
-    with open_weights(folder, "pt") as stored:
-        stored_names = set(stored.keys())
+    rows = None if info.settings.tokens is None else TrainedTokenRows(model, info.settings.tokens)
+    with open_weights(folder, "pt") as file:
+        stored_names = set(file.keys())
         adapters = {
             path: LoraAdapter(linear.weight, info.settings, 0)
             for path, linear in linears(model).items()
@@ -189,7 +189,7 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
         targets = _targets(model, names, adapters, _row_targets(config, rows), heads)
         foreign = stored_names - targets.keys()
         _refuse_tables(folder, foreign)
-        problems = [*_fill(targets, stored), *_foreign(config, foreign, len(adapters))]
+        problems = [*_fill(targets, file), *_foreign(config, foreign, len(adapters))]
     if problems:
         raise UserError(
             "--adapter = {folder}, is for another base: {problems}", folder=folder, problems=join("; ", problems[:3])
@@ -200,18 +200,18 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
 
 
 @torch.no_grad()
-def _fill(targets: Mapping[str, _Target], stored: Any) -> Iterator[str]:
+def _fill(targets: Mapping[str, _Target], file: Any) -> Iterator[str]:
     """Copy each tensor into its weight, if it fits; yields what does not."""
-    stored_names = set(stored.keys())
-    for name, (weight, shown, rows) in targets.items():
+    stored_names = set(file.keys())
+    for name, (weight, label, rows) in targets.items():
         if name not in stored_names:
-            yield say("{name} is missing", name=shown)
+            yield say("{name} is missing", name=label)
             continue
-        tensor = torch.atleast_1d(stored.get_tensor(name))[rows]
+        tensor = torch.atleast_1d(file.get_tensor(name))[rows]
         if tensor.shape != weight.shape:
             yield say(
                 "{name} is {shape} and not {expected}",
-                name=shown,
+                name=label,
                 shape=list(tensor.shape),
                 expected=list(weight.shape),
             )

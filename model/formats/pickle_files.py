@@ -22,7 +22,8 @@ from settings.errors import UserError
 
 PICKLE_FILE = "pytorch_model.bin"
 PICKLE_INDEX = PICKLE_FILE + INDEX_ENDING
-DTYPE_NAMES = {  # what safetensors calls the dtypes of weights and of states
+# The names that safetensors has for the dtypes of weights and of states.
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",

@@ -49,7 +49,7 @@ _MT5 = {
     "feed_forward_proj": "gated-gelu",
 }
 FAMILIES: dict[str, dict[str, Any]] = {"t5": {"dropout_rate": 0.1}, "mt5": _MT5, "umt5": _MT5}  # their defaults
-_OTHER_NAMES = {  # of transformers, for the same number
+_OTHER_NAMES = {  # transformers has two names for each of these numbers.
     "hidden_size": "d_model",
     "head_dim": "d_kv",
     "num_hidden_layers": "num_layers",
@@ -58,7 +58,8 @@ _OTHER_NAMES = {  # of transformers, for the same number
 _ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu (exact)", "swish": "silu"}
 # A configuration may speak of more weights than its files have bytes only so far, and so small that the message which
 # names each missing tensor costs nothing.
-LEAST_FILE_SHARE, SMALL_MODEL = 2, 10**6
+LEAST_FILE_SHARE = 2
+SMALL_MODEL = 10**6
 # Old versions have written it, and none has used it.
 _IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 _BLOCK = re.compile(r"\bblock\.(\d+)\.")
@@ -74,7 +75,7 @@ def read_config(folder: str | Path) -> T5ModelConfig:
     return shape_from(path, read_json(path), TensorHeaders(folder))
 
 
-def shape_from(path: Path, raw: Mapping[str, Any], stored: TensorHeaders) -> T5ModelConfig:
+def shape_from(path: Path, raw: Mapping[str, Any], headers: TensorHeaders) -> T5ModelConfig:
     """The shape that the content of a `config.json` and the tensors beside it speak of.
 
     Raises:
@@ -94,7 +95,7 @@ def shape_from(path: Path, raw: Mapping[str, Any], stored: TensorHeaders) -> T5M
         *_too_many_numbers(path, raw),
         *_contradictions(path, raw),
     ]
-    values = _settings(family, {_OTHER_NAMES.get(name, name): value for name, value in raw.items()}, stored)
+    values = _settings(family, {_OTHER_NAMES.get(name, name): value for name, value in raw.items()}, headers)
     parsed: dict[str, Any] = {}
     for member in dataclasses.fields(T5ModelConfig):
         value = values.get(member.name, member.default)
@@ -108,7 +109,7 @@ def shape_from(path: Path, raw: Mapping[str, Any], stored: TensorHeaders) -> T5M
     config = T5ModelConfig(**parsed)
     if config.decoder_start_token_id == config.pad_token_id:  # The default has one form, by which shapes are compared.
         config = dataclasses.replace(config, decoder_start_token_id=None)
-    refuse([*_ids_without_a_row(path, config), *_beyond_its_tensors(path, config, stored)])
+    refuse([*_ids_without_a_row(path, config), *_beyond_its_tensors(path, config, headers)])
     return config
 
 
@@ -124,11 +125,11 @@ def family_of(raw: Mapping[str, Any]) -> Any:
 # --- the settings that a file speaks of
 
 
-def _settings(family: str, raw: Mapping[str, Any], stored: TensorHeaders) -> dict[str, Any]:
+def _settings(family: str, raw: Mapping[str, Any], headers: TensorHeaders) -> dict[str, Any]:
     """Our settings as a `config.json` of a family gives them, not parsed yet; what is absent has its default."""
     values = {**FAMILIES[family], **raw}
     written = re.match(r"\d+", str(raw.get("transformers_version")))
-    version = int(written[0]) if written else 0  # of transformers; before version 4 it is not said
+    version = int(written[0]) if written else 0  # Files of before version 4 of transformers do not say it.
     is_tied = values.get("tie_word_embeddings", family != "mt5" or version >= 5) is not False
     is_scaled = {"t5": is_tied, "mt5": is_tied and version < 5, "umt5": True}
     return {
@@ -137,7 +138,7 @@ def _settings(family: str, raw: Mapping[str, Any], stored: TensorHeaders) -> dic
         **values,
         "eos_token_id": end_token(values.get("eos_token_id", T5ModelConfig.eos_token_id)),
         "feed_forward_proj": _feed_forward(values, raw),
-        "tie_word_embeddings": _has_tied_head(stored, is_tied, version),
+        "tie_word_embeddings": _has_tied_head(headers, is_tied, version),
         "bias_in_every_layer": family == "umt5",
         **head_of(raw),
     }
@@ -153,28 +154,27 @@ def _feed_forward(values: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     """The activation: `feed_forward_proj`, but for what `dense_act_fn` and `is_gated_act` say; its `gelu` is that by
     tanh.
     """
-    named = str(values.get("feed_forward_proj", T5ModelConfig.feed_forward_proj))
-    of_name = {"gated-gelu": "gelu_new"}.get(named, named.removeprefix("gated-"))
-    activation = str(values.get("dense_act_fn", of_name))
-    is_gated = values.get("is_gated_act", named.startswith("gated-"))
+    word = str(values.get("feed_forward_proj", T5ModelConfig.feed_forward_proj))
+    activation = str(values.get("dense_act_fn", "gelu_new" if word == "gated-gelu" else word.removeprefix("gated-")))
+    is_gated = values.get("is_gated_act", word.startswith("gated-"))
     in_parts = ("gated-" if is_gated else "") + _ACTIVATIONS.get(activation, activation)
-    if "feed_forward_proj" not in raw or named == in_parts:
+    if "feed_forward_proj" not in raw or word == in_parts:
         return in_parts
-    return say("{named} (dense_act_fn and is_gated_act say {found})", named=named, found=in_parts)
+    return say("{named} (dense_act_fn and is_gated_act say {found})", named=word, found=in_parts)
 
 
-def _has_tied_head(stored: TensorHeaders, flag: bool, version: int) -> bool:
+def _has_tied_head(headers: TensorHeaders, flag: bool, version: int) -> bool:
     """Whether the head is the embedding; where the flag says so, a head of its own must differ to count.
 
     Version 4 of transformers passes over such a head. Where the flag denies it and no head is there, as in the files of
     a T5Model, the head is missing.
     """
-    embedding = embedding_name(stored)
+    embedding = embedding_name(headers)
     if embedding == HEAD:
         return True
-    if not flag or HEAD not in stored.names or 1 <= version <= 4:
+    if not flag or HEAD not in headers.names or 1 <= version <= 4:
         return flag
-    return stored.equal(embedding, HEAD)
+    return headers.equal(embedding, HEAD)
 
 
 # --- what is wrong with them
@@ -222,9 +222,9 @@ def _ids_without_a_row(path: Path, config: T5ModelConfig) -> Iterator[str]:
         )
 
 
-def _beyond_its_tensors(path: Path, config: T5ModelConfig, stored: TensorHeaders) -> Iterator[str]:
+def _beyond_its_tensors(path: Path, config: T5ModelConfig, headers: TensorHeaders) -> Iterator[str]:
     """The files can hold what is spoken of, before anything is made of such a size."""
-    count = len(stored.names)
+    count = len(headers.names)
     if config.num_layers + config.num_decoder_layers > count:
         yield say(
             "{path}: num_layers = {num_layers}, num_decoder_layers = {num_decoder_layers}, the files hold "
@@ -235,7 +235,7 @@ def _beyond_its_tensors(path: Path, config: T5ModelConfig, stored: TensorHeaders
             tensors=counted(count, "tensor"),
         )
     size = weight_counts(config)["total"]
-    if size > LEAST_FILE_SHARE * stored.file_bytes + SMALL_MODEL:
+    if size > LEAST_FILE_SHARE * headers.file_bytes + SMALL_MODEL:
         yield say(
             "{path}: speaks of {size:,} weights (vocab_size {vocab_size}, d_model {d_model}, d_kv {d_kv}, d_ff "
             "{d_ff}, num_heads {num_heads}), the files hold {file_bytes:,} bytes; use the config.json that "
@@ -247,7 +247,7 @@ def _beyond_its_tensors(path: Path, config: T5ModelConfig, stored: TensorHeaders
             d_kv=config.d_kv,
             d_ff=config.d_ff,
             num_heads=config.num_heads,
-            file_bytes=stored.file_bytes,
+            file_bytes=headers.file_bytes,
         )
 
 
@@ -265,89 +265,89 @@ def published_names(config: T5ModelConfig) -> dict[str, str]:
     }
 
 
-def embedding_name(stored: TensorHeaders) -> str:
+def embedding_name(headers: TensorHeaders) -> str:
     """The name under which the embedding is stored here."""
-    return next((name for name in (EMBEDDING, *EMBEDDING_COPIES, HEAD) if name in stored.names), EMBEDDING)
+    return next((name for name in (EMBEDDING, *EMBEDDING_COPIES, HEAD) if name in headers.names), EMBEDDING)
 
 
-def stored_names(stored: TensorHeaders, config: T5ModelConfig) -> dict[str, str]:
+def stored_names(headers: TensorHeaders, config: T5ModelConfig) -> dict[str, str]:
     """Our name -> stored name of every parameter of a shape."""
-    return {**hf_names(config), "embedding": embedding_name(stored)}
+    return {**hf_names(config), "embedding": embedding_name(headers)}
 
 
-def new_head(stored: TensorHeaders, config: T5ModelConfig) -> set[str]:
+def new_head(headers: TensorHeaders, config: T5ModelConfig) -> set[str]:
     """The tensors of a head over labels, where a folder has none, or one of another kind or other labels: they begin at
     random.
     """
     shapes = {weight.hf_name: weight.shape for weight in label_head_weights(config)}
-    stored_shapes = {name: stored.shape(name) for name in shapes.keys() & stored.names}
+    stored_shapes = {name: headers.shape(name) for name in shapes.keys() & headers.names}
     return set() if stored_shapes == shapes else set(shapes)
 
 
-def misfits(stored: TensorHeaders, config: T5ModelConfig) -> list[str]:
+def misfits(headers: TensorHeaders, config: T5ModelConfig) -> list[str]:
     """Find what keeps a folder from being a model of this shape, from the headers of its files: tensors that are
     missing, of another shape, or of another model.
     """
-    sources = stored_names(stored, config)
+    sources = stored_names(headers, config)
     shapes = {sources[weight.name]: weight.shape for weight in weights(config)}
-    new = new_head(stored, config)
+    new = new_head(headers, config)
     return [
-        *_missing(stored, config, shapes.keys() - new),
-        *_foreign(stored, config, shapes.keys()),
-        *_misshapen(stored, shapes, new),
+        *_missing(headers, config, shapes.keys() - new),
+        *_foreign(headers, config, shapes.keys()),
+        *_misshapen(headers, shapes, new),
     ]
 
 
-def _missing(stored: TensorHeaders, config: T5ModelConfig, names: Iterable[str]) -> Iterator[str]:
-    missing = set(names) - stored.names
+def _missing(headers: TensorHeaders, config: T5ModelConfig, names: Iterable[str]) -> Iterator[str]:
+    missing = set(names) - headers.names
     if not missing:
         return
-    if config.num_decoder_layers and not any(name.startswith("decoder.block.") for name in stored.names):
+    if config.num_decoder_layers and not any(name.startswith("decoder.block.") for name in headers.names):
         yield say(
             "{path}, has no decoder; name a head for its encoder (--head=sequence or token), or use a complete "
             "T5 checkpoint",
-            path=stored.path,
+            path=headers.path,
         )
     else:
         yield say(
             "{path}, lacks {tensors} of the model ({missing}); use a complete T5 checkpoint",
-            path=stored.path,
+            path=headers.path,
             tensors=counted(len(missing), "tensor"),
             missing=listed(missing),
         )
 
 
-def _foreign(stored: TensorHeaders, config: T5ModelConfig, names: Iterable[str]) -> Iterator[str]:
+def _foreign(headers: TensorHeaders, config: T5ModelConfig, names: Iterable[str]) -> Iterator[str]:
     """Tensors without a place. An encoder takes its own of a whole T5, and a model with another head leaves out that of
     the folder.
     """
-    others = stored.names - {*names, EMBEDDING, HEAD, *EMBEDDING_COPIES, *_IGNORED}
-    foreign = [name for name in others if not name.startswith(class_of(config).left_out)]
+    unplaced = headers.names - {*names, EMBEDDING, HEAD, *EMBEDDING_COPIES, *_IGNORED}
+    foreign = [name for name in unplaced if not name.startswith(class_of(config).left_out)]
     if foreign:
         yield say(
             "{path}, holds {tensors} that its {config_file} has no place for ({foreign})",
-            path=stored.path,
+            path=headers.path,
             tensors=counted(len(foreign), "tensor"),
             config_file=CONFIG_FILE,
             foreign=listed(foreign),
         )
 
 
-def _misshapen(stored: TensorHeaders, shapes: Mapping[str, tuple[int, ...]], new: set[str]) -> Iterator[str]:
+def _misshapen(headers: TensorHeaders, shapes: Mapping[str, tuple[int, ...]], new: set[str]) -> Iterator[str]:
     different = [
         say(
             "{name} is {shape} and not {expected}",
             name=name,
-            shape=list(stored.shape(name)),
+            shape=list(headers.shape(name)),
             expected=list(shapes[name]),
         )
-        for name in (shapes.keys() & stored.names) - new
-        if stored.shape(name) != shapes[name]
+        for name in (shapes.keys() & headers.names) - new
+        if headers.shape(name) != shapes[name]
     ]
     if different:
         yield say(
             "{path}, holds tensors of another shape than its {config_file} says: {shown}",
-            path=stored.path,
+            path=headers.path,
             config_file=CONFIG_FILE,
             shown=listed(different),
         )
@@ -358,8 +358,8 @@ def listed(names: Iterable[str]) -> str:
     blocks: dict[str, list[str]] = {}
     for name in names:
         blocks.setdefault(_BLOCK.sub("block.*.", name, count=1), []).extend(_BLOCK.findall(name)[:1])
-    shown = []
+    lines = []
     for name, numbers in sorted(blocks.items()):
         ordered = ",".join(sorted(numbers, key=int))
-        shown.append(name.replace("*", ordered if len(numbers) == 1 else f"{{{ordered}}}", 1))
-    return ", ".join(shown)
+        lines.append(name.replace("*", ordered if len(numbers) == 1 else f"{{{ordered}}}", 1))
+    return ", ".join(lines)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from model.dropout import Dropout
 from model.layers import Linear, trained_product
 from model.lora.form import LoraSettings, adapted_paths
-from model.lora.token_rows import TokenRows, merge_token_rows, use_token_rows
+from model.lora.token_rows import TrainedTokenRows, merge_token_rows, use_token_rows
 from model.quantization import dequantize, shape_of
 from model.t5 import T5
 
@@ -38,15 +38,14 @@ class LoraAdapter(nn.Module):
         n, m = shape_of(weight)
         r = settings.rank
         self.scaling = settings.scaling
-        bound = m**-0.5  # Kaiming uniform with a = sqrt(5), as PEFT draws it
+        bound = m**-0.5  # It is Kaiming uniform with a = sqrt(5), as PEFT draws it.
         drawn = torch.rand(r, m, generator=torch.Generator().manual_seed(seed % 2**63)).mul_(2 * bound).sub_(bound)
         self.a = nn.Parameter(drawn.to(weight.device))
         self.b = nn.Parameter(torch.zeros(n, r, device=weight.device))
 
-    def forward(self, x: Tensor, y: Tensor, dropout: Dropout | None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, dropout: Dropout) -> Tensor:
         """x (N, m) and its product y (N, n) with the frozen matrix -> the adapted product (N, n)."""
-        dropped = x if dropout is None else dropout(x)
-        low = trained_product(dropped, self.a.to(x.dtype))  # (N, r)
+        low = trained_product(dropout(x), self.a.to(x.dtype))  # (N, r)
         return torch.add(y, trained_product(low, self.b.to(x.dtype)), alpha=self.scaling)
 
     @torch.no_grad()
@@ -83,7 +82,7 @@ def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, 
         adapters[path] = linear.adapter
     model.adapter_dropout = settings.dropout
     if settings.tokens is not None:
-        use_token_rows(model, TokenRows(model, settings.tokens))
+        use_token_rows(model, TrainedTokenRows(model, settings.tokens))
     return adapters
 
 
@@ -96,7 +95,7 @@ def adapters_of(model: T5) -> dict[str, LoraAdapter]:
     }
 
 
-def use_adapters(model: T5, adapters: Mapping[str, LoraAdapter], rows: TokenRows | None = None) -> None:
+def use_adapters(model: T5, adapters: Mapping[str, LoraAdapter], rows: TrainedTokenRows | None = None) -> None:
     """Let exactly these adapters be on, and the rows of tokens that learnt beside them; {}: the base alone."""
     for path, linear in linears(model).items():
         linear.adapter = adapters.get(path)
@@ -106,7 +105,8 @@ def use_adapters(model: T5, adapters: Mapping[str, LoraAdapter], rows: TokenRows
 @contextmanager
 def adapters_off(model: T5) -> Iterator[None]:
     """The base alone, until the context ends: the reference of preference training, without a second model."""
-    adapters, rows = adapters_of(model), model.token_rows
+    adapters = adapters_of(model)
+    rows = model.token_rows
     use_adapters(model, {})
     try:
         yield

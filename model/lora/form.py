@@ -48,7 +48,7 @@ class AdapterInfo:
     def adapted(self, base: T5ModelConfig) -> T5ModelConfig:
         """The shape of the adapted model, from that of its base."""
         tokens = self.settings.tokens
-        if tokens is not None:  # for which a base may have no rows
+        if tokens is not None:  # A base may have no rows for them.
             base = replace(base, vocab_size=max(base.vocab_size, tokens[1] + 1))
         if not self.head:
             return base
@@ -62,24 +62,24 @@ class AdapterInfo:
         return replace(base, **fields, tie_word_embeddings=True, scale_decoder_outputs=True)
 
 
-def resolve_targets(shape: T5ModelConfig, asked: str) -> tuple[str, ...]:
+def resolve_targets(shape: T5ModelConfig, targets: str) -> tuple[str, ...]:
     """Turn the setting `lora_targets` into names of a model of this shape.
 
     Raises:
         UserError: names that do not exist there, all at once.
     """
-    known = targets_of(shape)
-    words = asked_targets(shape, asked)
-    unknown = [word for word in words if word not in known]
+    names = targets_of(shape)
+    words = asked_targets(shape, targets)
+    unknown = [word for word in words if word not in names]
     if unknown or not words:
         raise UserError(
             "--lora_targets = {asked}, {value} is not a module of this model; allowed: {known}, or {all}",
-            asked=asked,
+            asked=targets,
             value=join(", ", unknown) or say("nothing"),
-            known=join(", ", known),
+            known=join(", ", names),
             all=ALL,
         )
-    return tuple(filter(words.__contains__, known))
+    return tuple(filter(words.__contains__, names))
 
 
 def adapted_paths(shape: T5ModelConfig, settings: LoraSettings) -> list[str]:

@@ -48,7 +48,7 @@ def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: st
     published = hf_names(shape)
     names = {name: published[_weight_of(name)] for name in learns}
     matches = {
-        word: {name for name, theirs in names.items() if is_meant(word, name, theirs)} for word in words_of(patterns)
+        word: {name for name, hf_name in names.items() if is_meant(word, name, hf_name)} for word in words_of(patterns)
     }
     refuse(
         [

@@ -16,7 +16,7 @@ from model.quantization import dequantize, use_rows
 from model.t5 import T5
 
 
-class TokenRows(nn.Module):
+class TrainedTokenRows(nn.Module):
     """Rows of the embedding, and of a head of its own.
 
     Args:
@@ -38,7 +38,7 @@ class TokenRows(nn.Module):
             yield model.output_weight, self.head
 
 
-def use_token_rows(model: T5, rows: TokenRows | None) -> None:
+def use_token_rows(model: T5, rows: TrainedTokenRows | None) -> None:
     """Let these rows count in a model, and no others; None: those of its tables."""
     model.token_rows = rows
     for table in (model.embedding, model.output_weight):

@@ -168,7 +168,7 @@ def test_it_is_loaded_saved_and_answers_block_by_block(tmp_path: Path, stores: l
     (tmp_path / "disk").mkdir()
     store = offloaded(tmp_path / "disk", stores, (FP32, FP32), 5)
     model = hf_format.load(tmp_path / "one", allocate=store.allocate, filling=store.filling)
-    hf_format.save(model, tmp_path / "two", held=store.loaded)
+    hf_format.save(model, tmp_path / "two", with_weights=store.loaded)
     name = "model.safetensors"
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     prompts, how = [[5, 6, 7, 1], [9, 1]], {"max_new_tokens": 8, "min_new_tokens": 8}

@@ -75,13 +75,11 @@ def gradients(rows: tuple[Tensor, ...] | list[Tensor], leaves: list[Tensor]) -> 
 
 
 def check(rows: tuple[Tensor, ...], expected: list[Tensor], leaves: list[Tensor]) -> None:
-    for ours, theirs in zip(rows, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-    for ours, theirs in zip(gradients(rows, leaves), gradients(expected, leaves), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(list(rows), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradients(rows, leaves), gradients(expected, leaves), rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     sources=lengths,
     kind=st.sampled_from(KINDS),
@@ -102,10 +100,9 @@ def test_dense_attention_is_its_definition(
         check(rows[0].split(out), expected, leaves)
 
 
-@pytest.mark.parametrize("scores", [64, 10**6])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "scores"), [("self", 64), ("cross", 10**6)])
 def test_what_is_dropped_is_dropped_on_the_way_back(kind: str, scores: int) -> None:
-    leaves, _, rows = draw(kind, [5, 9, 4])
+    leaves, _, rows = draw(kind, [2, 5])
 
     def run(*inputs: Tensor) -> Tensor:
         out = attend(*inputs[:3], *(inputs[3:] or (None,)), rows, False, Dropout(0.3, rows[0], site=3))
@@ -140,7 +137,7 @@ def fused_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any, **
 
 @pytest.mark.parametrize("scores", [1000, 10**6])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sources", [[16, 16, 16], [40, 33, 8]])
+@pytest.mark.parametrize("sources", [[16, 16], [40, 8]])
 def test_the_fused_kernel_is_given_what_it_takes(
     sources: list[int], kind: str, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,16 +183,16 @@ def test_each_row_is_in_one_group_and_the_scores_keep_to_their_size(
     for side in rows:
         assert sorted(row for group in side.groups for row in group.rows) == list(range(len(side.lengths)))
         assert all(group.width % 8 == 0 for group in side.groups)
-    seen = [0, 0]
+    ends = [0, 0]
     for tile in tiles(rows, 2, scores):
-        assert [tile.first_query, tile.first_key] == seen
-        seen = [seen[0] + tile.rows * tile.num_queries, seen[1] + tile.rows * tile.num_keys]
+        assert [tile.first_query, tile.first_key] == ends
+        ends = [ends[0] + tile.rows * tile.num_queries, ends[1] + tile.rows * tile.num_keys]
         size = 2 * tile.rows * tile.block * tile.num_keys
         assert size <= scores or (tile.rows == 1 and tile.block <= 16)
-    assert seen == [side.num_tokens - side.filler for side in rows]
+    assert ends == [side.num_tokens - side.filler for side in rows]
 
 
-@pytest.mark.parametrize("count", [8, 64, 300])
+@pytest.mark.parametrize("count", [8, 300])
 def test_ragged_rows_are_padded_by_a_third_at_most(count: int) -> None:
     generator = torch.Generator().manual_seed(count)
     sources = tuple(torch.randint(24, 513, (count,), generator=generator).tolist())
@@ -210,16 +207,17 @@ def test_ragged_rows_are_padded_by_a_third_at_most(count: int) -> None:
 def test_the_bias_and_its_gradient_on_a_gpu_are_those_of_the_cpu() -> None:
     module = PositionBias(small_model().config, bidirectional=False)
     torch.nn.init.normal_(module.table, generator=torch.Generator().manual_seed(0))
-    found = []
-    for way in (HOST, MPS):
+    results = []
+    for traits in (HOST, MPS):
         module.table.grad = None
-        with override_traits("cpu", way):
+        with override_traits("cpu", traits):
             bias = module(30)
             visible = bias.tril()
             visible.masked_fill(visible.isinf(), 0.0).mul(torch.linspace(-1, 1, 30)).sum().backward()
-        found.append((bias.detach(), module.table.grad.clone()))
-    assert found[0][0].shape == (4, 30, 30) and torch.equal(found[0][0], found[1][0])
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-5)
+        results.append((bias.detach(), module.table.grad.clone()))
+    (host, host_grad), (gpu, gpu_grad) = results
+    assert host.shape == (4, 30, 30) and torch.equal(host, gpu)
+    torch.testing.assert_close(host_grad, gpu_grad, rtol=1e-5, atol=1e-5)
 
 
 def test_a_matrix_of_a_long_row_is_never_formed() -> None:
@@ -246,6 +244,5 @@ def test_bf16_is_near_fp32() -> None:
         *(x.detach().bfloat16().requires_grad_() for x in leaves[:3]),
         leaves[3].detach().float().requires_grad_(),
     ]
-    found = torch.autograd.grad(attend(*narrow, rows, False, no_drop), narrow, grad.bfloat16())
-    for ours, theirs in zip(found, expected, strict=True):
-        assert relative_error(ours, theirs) < 0.03
+    grads = torch.autograd.grad(attend(*narrow, rows, False, no_drop), narrow, grad.bfloat16())
+    assert all(relative_error(*pair) < 0.03 for pair in zip(grads, expected, strict=True))

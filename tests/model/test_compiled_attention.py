@@ -30,8 +30,8 @@ def kept(dropout: Dropout, row: int, queries: int, keys: int) -> Tensor:
     """(H, L, M): what each weight is multiplied by."""
     if not dropout.active:
         return torch.ones(HEADS, queries, keys, dtype=torch.float64)
-    places = torch.arange(HEADS)[:, None] * (1 << 32) + torch.arange(queries)
-    words = random_words(mix_by_torch(dropout.row_keys()[row] + places * MIX_1), keys)
+    counters = torch.arange(HEADS)[:, None] * (1 << 32) + torch.arange(queries)
+    words = random_words(mix_by_torch(dropout.row_keys()[row] + counters * MIX_1), keys)
     return (words >= dropout.threshold).double() * dropout.scale
 
 
@@ -79,14 +79,14 @@ def test_outputs_and_gradients_are_those_of_the_formula(
     grad[rows[0].row_tokens :] = 0
     dropout = Dropout(rate, rows[0], site=7)
     ours = [x.clone().requires_grad_() for x in (q, k, v, *([] if is_across else [bias]))]
-    theirs = [x.double().requires_grad_() for x in (q, k, v, *([] if is_across else [bias]))]
+    peer = [x.double().requires_grad_() for x in (q, k, v, *([] if is_across else [bias]))]
     out = attend(*ours[:3], None if is_across else ours[3], rows, causal and not is_across, dropout)
-    expected = by_formula(*theirs[:3], None if is_across else theirs[3], rows, dropout)
+    expected = by_formula(*peer[:3], None if is_across else peer[3], rows, dropout)
     assert type(out.grad_fn).__name__ == f"{CompiledAttention.__name__}Backward"
     out.backward(grad)
     expected.backward(grad.double())
     tolerance = 2e-6 if dtype == torch.float32 else 3e-2
-    for mine, its in zip([out, *(x.grad for x in ours)], [expected, *(x.grad for x in theirs)], strict=True):
+    for mine, its in zip([out, *(x.grad for x in ours)], [expected, *(x.grad for x in peer)], strict=True):
         assert (mine.double() - its).abs().max() <= tolerance * its.abs().max()
 
 
@@ -95,15 +95,15 @@ def test_threads_change_no_bit() -> None:
     rows = Rows((20, 3, 140, 60, 9, 200), torch.arange(6), 4)
     tensors = [torch.randn(rows.num_tokens, HEADS, WIDTH, generator=generator).bfloat16() for _ in range(4)]
     bias, threads = torch.randn(HEADS, 399, generator=generator), torch.get_num_threads()
-    found = []
+    result = []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             leaves = [x.clone().requires_grad_() for x in (*tensors[:3], bias)]
             out = attend(*leaves, (rows, rows), False, Dropout(0.1, rows))
             out.backward(tensors[3])
-            found.append([out, *(leaf.grad for leaf in leaves)])
+            result.append([out, *(leaf.grad for leaf in leaves)])
     finally:
         torch.set_num_threads(threads)
-    for others in found[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
+    for other_rows in result[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(result[0], other_rows, strict=True))

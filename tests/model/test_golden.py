@@ -72,9 +72,9 @@ def test_against_transformers(family: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from tests.golden import make_golden
 
-    theirs = make_golden.build(family, seed=12345)
-    expected = make_golden.reference(theirs, make_golden.inputs(theirs.config.vocab_size, 12345))
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer = make_golden.build(family, seed=12345)
+    expected = make_golden.reference(peer, make_golden.inputs(peer.config.vocab_size, 12345))
+    peer.save_pretrained(tmp_path / "theirs")
     ours = load(tmp_path / "theirs")
     compare(ours, expected)
     compare_greedy(ours, expected)
@@ -82,9 +82,9 @@ def test_against_transformers(family: str, tmp_path: Path) -> None:
     save(ours, tmp_path / "ours")
     back = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
     batch = {name: expected[name] for name in ("input_ids", "attention_mask", "labels")}
-    assert torch.equal(back(**batch).logits, theirs(**batch).logits)
-    stored, theirs_stored = back.state_dict(), theirs.state_dict()
-    assert all(torch.equal(stored[name], theirs_stored[name]) for name in theirs_stored)
+    assert torch.equal(back(**batch).logits, peer(**batch).logits)
+    state, theirs_stored = back.state_dict(), peer.state_dict()
+    assert all(torch.equal(state[name], theirs_stored[name]) for name in theirs_stored)
 
 
 @pytest.mark.slow
@@ -94,6 +94,6 @@ def test_bf16_folder_loads_in_transformers(family: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     ours = load(GOLDEN / family, dtype=torch.bfloat16)
     save(ours, tmp_path)
-    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert theirs.dtype == torch.bfloat16
-    assert torch.equal(theirs.get_input_embeddings().weight, ours.embedding)
+    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert peer.dtype == torch.bfloat16
+    assert torch.equal(peer.get_input_embeddings().weight, ours.embedding)

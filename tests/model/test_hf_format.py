@@ -60,18 +60,18 @@ def test_round_trip(config: T5ModelConfig, changes: dict[str, object], dtype: to
     assert not back.training
     for (name, saved), loaded in zip(model.named_parameters(), back.parameters(), strict=True):
         assert saved.dtype == loaded.dtype and torch.equal(saved, loaded), name
-    stored = load_file(tmp_path / "model.safetensors")
-    assert stored["shared.weight"].dtype == dtype
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["shared.weight"].dtype == dtype
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == str(dtype)[6:]
-    assert "lm_head.weight" in stored or model.config.tie_word_embeddings
+    assert "lm_head.weight" in tensors or model.config.tie_word_embeddings
 
 
 @pytest.mark.parametrize("family", ["t5", "t5_v1_1", "mt5", "umt5", "byt5"])
 def test_names_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     save(load(GOLDEN / family), tmp_path)
-    ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path, GOLDEN / family))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    ours, peer = (load_file(path / "model.safetensors") for path in (tmp_path, GOLDEN / family))
+    assert ours.keys() == peer.keys()
+    assert all(torch.equal(ours[name], peer[name]) for name in peer)
 
 
 def test_published_umt5_is_folded_into_a_scaled_one(tmp_path: Path) -> None:
@@ -95,14 +95,14 @@ def test_shards(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     whole = load(folder)
     (folder / "model.safetensors").unlink()
-    names, places = sorted(weights), {}
+    names, addresses = sorted(weights), {}
     for number, part in enumerate((names[::2], names[1::2])):
         file = f"model-0000{number + 1}-of-00002.safetensors"
         save_file({name: weights[name] for name in part}, folder / file)
-        places.update(dict.fromkeys(part, file))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    for ours, theirs in zip(load(folder).parameters(), whole.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+        addresses.update(dict.fromkeys(part, file))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": addresses}))
+    for ours, peer in zip(load(folder).parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours, peer)
     (folder / "model-00002-of-00002.safetensors").unlink()
     refused(folder, "model-00002-of-00002.safetensors", "is not there")
 
@@ -255,12 +255,12 @@ def test_new_tokens_begin_as_the_mean_of_their_pieces(tmp_path: Path, dtype: tor
     model = load(tmp_path, dtype, expect=larger, pieces={18: [3, 5], 19: [4], 20: [4, 4, 7], 21: []})
     base = load(tmp_path)
     for name in ("embedding", "head"):
-        ours, theirs = dequantize(model.get_parameter(name), torch.float32), base.get_parameter(name).detach()
-        within = {"rtol": 0, "atol": 0 if dtype == torch.float32 else float(theirs.abs().max()) / 100}
-        torch.testing.assert_close(ours[:18], theirs[:18], **within)
-        means = torch.stack([theirs[[3, 5]].mean(0), theirs[4], theirs[[4, 4, 7]].mean(0)])
+        ours, peer = dequantize(model.get_parameter(name), torch.float32), base.get_parameter(name).detach()
+        within = {"rtol": 0, "atol": 0 if dtype == torch.float32 else float(peer.abs().max()) / 100}
+        torch.testing.assert_close(ours[:18], peer[:18], **within)
+        means = torch.stack([peer[[3, 5]].mean(0), peer[4], peer[[4, 4, 7]].mean(0)])
         torch.testing.assert_close(ours[18:21], means, **{**within, "atol": within["atol"] + 1e-6})
-        assert 0.2 < ours[21].std() / theirs.std() < 5
+        assert 0.2 < ours[21].std() / peer.std() < 5
     with pytest.raises(UserError, match="vocab_size"):
         load(tmp_path, expect=dataclasses.replace(config, vocab_size=19))
 

@@ -23,7 +23,7 @@ from tests.measuring import in_child
 
 
 @pytest.fixture(params=[True, False], ids=["kernels", "torch"])
-def ways(request: pytest.FixtureRequest) -> Iterator[bool]:
+def is_compiled(request: pytest.FixtureRequest) -> Iterator[bool]:
     if request.param and build.why_impossible():
         pytest.skip("no compiled kernels here")
     use(request.param)
@@ -36,13 +36,13 @@ def drawn(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
 
 
 def packed(matrix: torch.Tensor) -> Int4Weight:
-    made = empty_int4(*matrix.shape)
-    pack_into(made.data, matrix)
-    return made
+    weight = empty_int4(*matrix.shape)
+    pack_into(weight.data, matrix)
+    return weight
 
 
-def lost(matrix: torch.Tensor, found: torch.Tensor) -> float:
-    return float((found.double() - matrix.double()).norm() / matrix.double().norm())
+def lost(matrix: torch.Tensor, result: torch.Tensor) -> float:
+    return float((result.double() - matrix.double()).norm() / matrix.double().norm())
 
 
 def nearest(groups: torch.Tensor, levels: tuple[float, ...], units: torch.Tensor) -> torch.Tensor:
@@ -52,54 +52,52 @@ def nearest(groups: torch.Tensor, levels: tuple[float, ...], units: torch.Tensor
 
 
 @pytest.mark.parametrize("columns", [11, 512])
-def test_each_group_is_within_its_bound(columns: int, ways: bool) -> None:
+def test_each_group_is_within_its_bound(columns: int, is_compiled: bool) -> None:
     matrix = drawn(13, columns) * torch.logspace(-6, 6, 13)[:, None]
     matrix[4] = 0
     matrix[5, 1:] = 0
     matrix[6] = 3
-    found = unpack(packed(matrix).data, columns, torch.float32)
+    result = unpack(packed(matrix).data, columns, torch.float32)
     gap = max(high - low for low, high in zip((-1.0, *LEVELS[1:]), LEVELS[1:], strict=False)) / 2
     for start in range(0, columns, INT4_GROUP):
-        part, ours = (x[:, start : start + INT4_GROUP].double() for x in (matrix, found))
+        part, ours = (x[:, start : start + INT4_GROUP].double() for x in (matrix, result))
         largest = part.abs().amax(1)
         # no number is further from its level than half the widest gap; the scale that fits best is no worse, but
         # rounded
         most = gap * part.shape[1] ** 0.5 * largest + 2**-8 * part.norm(dim=1)
         assert ((ours - part).norm(dim=1) <= most).all()
-    assert not found[4].any() and torch.equal(found[5], matrix[5].bfloat16().float()), "zeros stay, a lone number too"
-    torch.testing.assert_close(found[6], matrix[6], rtol=2**-8, atol=0)
+    assert not result[4].any() and torch.equal(result[5], matrix[5].bfloat16().float()), "zeros stay, a lone number too"
+    torch.testing.assert_close(result[6], matrix[6], rtol=2**-8, atol=0)
 
 
-def test_rows_may_come_in_any_pieces_and_numbers_that_are_not_finite_stay_so(ways: bool) -> None:
+def test_rows_may_come_in_any_pieces_and_numbers_that_are_not_finite_stay_so(is_compiled: bool) -> None:
     matrix, whole = drawn(9, 128), empty_int4(9, 128)
     matrix[2, 3] = float("nan")
     pack_into(whole.data[:4], matrix[:4].bfloat16())
     pack_into(whole.data[4:], matrix[4:])
     assert torch.equal(whole.data[4:], packed(matrix).data[4:])
-    found = unpack(whole.data, 128, torch.float32)
-    assert found[2, :64].isnan().all() and found[2, 64:].isfinite().all() and found[3:].isfinite().all()
+    result = unpack(whole.data, 128, torch.float32)
+    assert result[2, :64].isnan().all() and result[2, 64:].isfinite().all() and result[3:].isfinite().all()
 
 
 @pytest.mark.skipif(bool(build.why_impossible()), reason="no compiled kernels here")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_kernels_give_the_bits_of_torch(dtype: torch.dtype) -> None:
-    matrix, found = drawn(37, 512) * torch.logspace(-30, 30, 37)[:, None], []
+    matrix, result = drawn(37, 512) * torch.logspace(-30, 30, 37)[:, None], []
     for is_used in (True, False):
         use(is_used)
-        made = packed(matrix).data
-        parts = [unpack(made, 512, dtype, part) for part in (slice(None), slice(3, 5), slice(6, 99))]
-        assert torch.equal(parts[1], parts[0][:, 192:320]) and torch.equal(parts[2], parts[0][:, 384:])
-        found.append((made, parts[0]))
+        weight = packed(matrix).data
+        result.append((weight, unpack(weight, 512, dtype)))
     use(True)
-    assert all(torch.equal(*both) for both in zip(*found, strict=True))
+    assert all(torch.equal(*both) for both in zip(*result, strict=True))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(96, 130), (33, 256)])
 def test_products_and_gradients_are_those_of_the_widened_matrix(
-    rows: int, columns: int, ways: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, columns: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("model.quantization.WIDENED_ELEMENTS", 2048)
-    monkeypatch.setattr("model.quantization.LEAST_WIDENED", 4)
+    monkeypatch.setattr("model.quantization.LEAST_WIDENED", 16)
     linear = Linear(columns, rows)
     linear.weight = packed(drawn(rows, columns))
     wide = dequantize(linear.weight, torch.float32)
@@ -110,8 +108,7 @@ def test_products_and_gradients_are_those_of_the_widened_matrix(
     torch.testing.assert_close(y.double(), x.double() @ wide.double().t(), rtol=1e-5, atol=1e-5)
     assert x.grad is not None and linear.weight.grad is None
     torch.testing.assert_close(x.grad.double(), grad.double() @ wide.double(), rtol=1e-5, atol=1e-5)
-    narrow = product_back(grad.bfloat16(), linear.weight)
-    torch.testing.assert_close(narrow, grad.bfloat16() @ wide.bfloat16(), rtol=1e-2, atol=1e-2)
+    assert lost(grad.double() @ wide.double(), product_back(grad.bfloat16(), linear.weight)) < 0.01
 
 
 def test_a_model_has_tables_in_int8_and_writes_as_its_widened_form(config: T5ModelConfig, tmp_path: Path) -> None:

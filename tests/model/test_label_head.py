@@ -75,15 +75,15 @@ def test_an_encoder_is_taken_from_a_whole_t5_and_gets_a_new_head(config: T5Model
 
 
 @pytest.mark.parametrize(
-    ("stored", "asked", "is_kept"), [("a,b,c", "a,b,c", True), ("3", "a,b,c", True), ("a,b,c", "c,b,a", False)]
+    ("saved_labels", "labels", "is_kept"), [("a,b,c", "a,b,c", True), ("3", "a,b,c", True), ("a,b,c", "c,b,a", False)]
 )
 def test_a_head_is_kept_for_its_own_labels(
-    config: T5ModelConfig, stored: str, asked: str, is_kept: bool, tmp_path: Path
+    config: T5ModelConfig, saved_labels: str, labels: str, is_kept: bool, tmp_path: Path
 ) -> None:
-    shape = dataclasses.replace(config, head="token", num_decoder_layers=0, labels=stored)
+    shape = dataclasses.replace(config, head="token", num_decoder_layers=0, labels=saved_labels)
     model = T5(shape).initialise(1)
     save(model, tmp_path)
-    back = load(tmp_path, expect=dataclasses.replace(shape, labels=asked), seed=3)
+    back = load(tmp_path, expect=dataclasses.replace(shape, labels=labels), seed=3)
     assert torch.equal(back.label_head.out.weight, model.label_head.out.weight) == is_kept
 
 
@@ -102,26 +102,26 @@ def test_logits_and_gradients_are_those_of_transformers(
     model = model_of(dataclasses.replace(config, bias_in_every_layer=family == "UMT5"), kind)
     save(model, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [kind.replace("T5", family)]
-    theirs = getattr(transformers, kind.replace("T5", family)).from_pretrained(tmp_path).eval()
+    peer = getattr(transformers, kind.replace("T5", family)).from_pretrained(tmp_path).eval()
     labels = labels_of(model)
     if kind == "T5EncoderModel":  # with the head beside it, as the folder has it
-        hidden = theirs(IDS, attention_mask=MASK).last_hidden_state
+        hidden = peer(IDS, attention_mask=MASK).last_hidden_state
         pooled = (hidden * MASK[..., None]).sum(1) / MASK.sum(1, keepdim=True)
         logits = model.label_head.out(model.label_head.dense(pooled).tanh())
         loss = (logits[:, 0] - labels).square().mean()
     else:
-        answer = theirs(IDS, attention_mask=MASK, labels=labels)
+        answer = peer(IDS, attention_mask=MASK, labels=labels)
         logits, loss = answer.logits, answer.loss
     ours = model.label_logits(IDS, MASK)
-    seen = MASK.bool() if kind == "T5ForTokenClassification" else torch.ones(2, dtype=torch.bool)
-    assert (ours[seen] - logits[seen]).abs().max() < 1e-5
+    is_token = MASK.bool() if kind == "T5ForTokenClassification" else torch.ones(2, dtype=torch.bool)
+    assert (ours[is_token] - logits[is_token]).abs().max() < 1e-5
     model(IDS, MASK, labels).backward()
     ours_by_name = {
         published_names(model.config)[name]: weight.grad.clone() for name, weight in model.named_parameters()
     }
     model.zero_grad()
     loss.backward()
-    for name, weight in theirs.named_parameters():
+    for name, weight in peer.named_parameters():
         if name in ours_by_name:
             assert (weight.grad - ours_by_name[name]).abs().max() < 1e-4 * max(1.0, float(weight.grad.abs().max())), (
                 name
@@ -184,19 +184,19 @@ def test_an_adapter_of_peft_has_the_label_names_of_its_base(config: T5ModelConfi
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
         ({"problem_type": "multi_label_classification"}, "problem_type = multi_label_classification"),
         ({"problem_type": "regression"}, "problem_type = regression, predicts 4 numbers"),
     ],
 )
 def test_several_labels_per_text_are_refused(
-    config: T5ModelConfig, change: dict[str, Any], told: str, tmp_path: Path
+    config: T5ModelConfig, change: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     save(model_of(config, "T5ForSequenceClassification"), tmp_path)
     about = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**about, **change}))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=words):
         read_config(tmp_path)
 
 
@@ -207,17 +207,17 @@ def test_peft_computes_the_same(config: T5ModelConfig, kind: str, tmp_path: Path
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     model = adapted(config, kind, tmp_path)
     base = getattr(transformers, kind).from_pretrained(tmp_path / "base", num_labels=max(2, model.config.num_labels))
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    peer = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     with torch.no_grad():
-        answer = theirs(input_ids=IDS, attention_mask=MASK)
+        answer = peer(input_ids=IDS, attention_mask=MASK)
         if kind == "T5EncoderModel":
             rows = Rows((6, 4))
             hidden = model.encode(rows.flatten(IDS), rows)
             assert (rows.flatten(answer.last_hidden_state) - hidden).abs().max() < 1e-5
             return
-        seen = MASK.bool() if kind == "T5ForTokenClassification" else torch.ones(2, dtype=torch.bool)
-        assert (answer.logits[seen] - model.label_logits(IDS, MASK)[seen]).abs().max() < 1e-5
-    theirs.save_pretrained(tmp_path / "back")
+        is_token = MASK.bool() if kind == "T5ForTokenClassification" else torch.ones(2, dtype=torch.bool)
+        assert (answer.logits[is_token] - model.label_logits(IDS, MASK)[is_token]).abs().max() < 1e-5
+    peer.save_pretrained(tmp_path / "back")
     back = load(tmp_path / "base", expect=model.config)
     use_adapters(back, *load_adapters(back, tmp_path / "back"))
     assert torch.equal(back.label_logits(IDS, MASK), model.label_logits(IDS, MASK))

@@ -24,9 +24,9 @@ def test_norm_is_its_formula() -> None:
     wide_x, wide_weight = (t.detach().double().requires_grad_() for t in (x, norm.weight))
     expected = wide_weight * wide_x / (wide_x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
     (expected * factor).sum().backward()
-    for ours, theirs in ((out, expected), (x.grad, wide_x.grad), (norm.weight.grad, wide_weight.grad)):
-        assert ours is not None and theirs is not None
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-6)
+    for ours, peer in ((out, expected), (x.grad, wide_x.grad), (norm.weight.grad, wide_weight.grad)):
+        assert ours is not None and peer is not None
+        torch.testing.assert_close(ours.double(), peer, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gated-gelu", "gated-silu"])
@@ -56,9 +56,9 @@ def test_what_is_added_in_place_is_what_autograd_adds() -> None:
     for linear in (added, plain):
         torch.nn.init.ones_(linear.weight)
         (linear(x) * 2).sum().backward()
-    place = added.weight.grad.data_ptr()
+    address = added.weight.grad.data_ptr()
     with adding_in_place():
         (added(x) * factor).sum().backward()
     (plain(x) * factor).sum().backward()
-    assert added.weight.grad.data_ptr() == place
+    assert added.weight.grad.data_ptr() == address
     torch.testing.assert_close(added.weight.grad, plain.weight.grad)

@@ -66,10 +66,10 @@ def declared() -> dict[str, dict[str, Any]]:
     return {entry["func"].partition("(")[0]: entry for entry in yaml.load(path.read_text(), loader)}
 
 
-def has_mps(name: str, seen: tuple[str, ...] = ()) -> bool:
+def has_mps(name: str, names_before: tuple[str, ...] = ()) -> bool:
     """Whether an operator has a kernel for MPS, or is made of others."""
     entry = declared().get(name)
-    if entry is None or name in seen:
+    if entry is None or name in names_before:
         return False
     kinds = {kind.strip() for key in entry.get("dispatch", {}) for kind in key.split(",")}
     if "dispatch" not in entry and "structured_delegate" not in entry:
@@ -81,7 +81,7 @@ def has_mps(name: str, seen: tuple[str, ...] = ()) -> bool:
         "CompositeExplicitAutogradNonFunctional",
     }:
         return True
-    return "structured_delegate" in entry and has_mps(entry["structured_delegate"], (*seen, name))
+    return "structured_delegate" in entry and has_mps(entry["structured_delegate"], (*names_before, name))
 
 
 def calls(tracer: Tracer) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
@@ -92,7 +92,7 @@ def calls(tracer: Tracer) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
 def test_every_operator_is_there(traced: Tracer) -> None:
     names = {str(func).removeprefix("aten.").removesuffix(".default") for func, *_ in traced.calls}
     assert len(names) > 50
-    ours = ("frugalt5.",)  # which Metal compiles (`devices.pointwise`)
+    ours = ("frugalt5.",)  # Metal compiles these: see `devices.pointwise`.
     assert not {name for name in names if not has_mps(name) and not name.startswith(ours)}
     assert not has_mps("_efficient_attention_forward"), "or the question says nothing"
 
@@ -107,12 +107,12 @@ def test_no_tensor_is_float64_and_none_of_one_integer_is_computed_with(traced: T
 
 
 def test_no_operand_of_a_product_overlaps_itself(traced: Tracer) -> None:
-    found = 0
+    count = 0
     for name, args, _ in calls(traced):
-        for place in PRODUCTS.get(name, ()):
-            found += 1
-            assert is_plain(args[place]), name
-    assert found > 50
+        for index in PRODUCTS.get(name, ()):
+            count += 1
+            assert is_plain(args[index]), name
+    assert count > 50
 
 
 def is_plain(x: Tensor) -> bool:

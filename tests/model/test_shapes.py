@@ -63,10 +63,10 @@ def test_of_each_preset_as_the_model(preset: str) -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=told)
 @pytest.mark.parametrize("targets", ["auto", "all"])
 def test_adapters_as_they_are_put_on(config: T5ModelConfig, targets: str) -> None:
-    model, asked = T5(config).initialise(0), asked_targets(config, targets)
-    assert set(asked) <= set(targets_of(config)) == {w.target for w in block_weights(config, "encoder") if w.is_product}
-    add_adapters(model, LoraSettings(2, 4.0, asked))
-    described = [(weight.name, weight.shape) for weight in adapter_weights(config, 2, asked)]
+    model, names = T5(config).initialise(0), asked_targets(config, targets)
+    assert set(names) <= set(targets_of(config)) == {w.target for w in block_weights(config, "encoder") if w.is_product}
+    add_adapters(model, LoraSettings(2, 4.0, names))
+    described = [(weight.name, weight.shape) for weight in adapter_weights(config, 2, names)]
     assert sorted(described) == sorted((name, shape) for name, shape in shapes_of(model) if ".adapter." in name)
     assert all(is_block_matrix(name, shape) for name, shape in described)
 
@@ -84,9 +84,9 @@ def test_names_and_shapes_of_transformers(config: T5ModelConfig) -> None:
     }
     theirs_config = getattr(transformers, f"{kind}Config")(**values, decoder_start_token_id=0)
     with torch.device("meta"):
-        theirs = getattr(transformers, f"{kind}ForConditionalGeneration")(theirs_config)
+        peer = getattr(transformers, f"{kind}ForConditionalGeneration")(theirs_config)
     copies = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
     if config.tie_word_embeddings:
         copies.add("lm_head.weight")
-    theirs_shapes = {name: tuple(weight.shape) for name, weight in theirs.state_dict().items() if name not in copies}
+    theirs_shapes = {name: tuple(weight.shape) for name, weight in peer.state_dict().items() if name not in copies}
     assert {weight.hf_name: weight.shape for weight in weights(config)} == theirs_shapes

@@ -55,7 +55,7 @@ def write_checkpoint(
     """
     about = model.adapter_info
     if about is None:
-        hf_format.save(model, folder, held=held)
+        hf_format.save(model, folder, with_weights=held)
     else:
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
     (folder / STATE).mkdir()

@@ -15,7 +15,7 @@ from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
 from model.decoding.decoder import Decoder
 from model.decoding.generation import generate_best, write
-from model.decoding.sampling import Row
+from model.decoding.sampling import AnswerRow
 from settings.declared import GenerateConfig
 from training.evaluation.prompt_parts import PromptParts
 
@@ -92,7 +92,7 @@ class AnswerWriter:
             return [best[0].tokens for best in self.best(inputs)]
 
         def draw(numbers: list[int]) -> list[list[int]]:
-            rows = [Row(inputs[number], self.settings, self.seed) for number in numbers]
+            rows = [AnswerRow(inputs[number], self.settings, self.seed) for number in numbers]
             return write(decoder_of(self.model), rows, self.tree)
 
         return self._in_batches(draw, list(map(len, inputs)))

@@ -23,7 +23,7 @@ from model.formats.tensor_files import TensorFolder
 from model.lora.adapter import LoraAdapter, add_adapters, use_adapters
 from model.lora.form import AdapterInfo
 from model.lora.freezing import freeze
-from model.lora.token_rows import TokenRows
+from model.lora.token_rows import TrainedTokenRows
 from model.t5 import T5
 from settings.declared import LoraConfig
 from settings.errors import UserError, refuse
@@ -99,7 +99,7 @@ class AdapterSet:
     """
 
     model: T5
-    by_name: dict[str, tuple[dict[str, LoraAdapter], TokenRows | None]]
+    by_name: dict[str, tuple[dict[str, LoraAdapter], TrainedTokenRows | None]]
     infos: dict[str, AdapterInfo]
 
     def set_adapter(self, name: str | None) -> None:

@@ -12,7 +12,7 @@ import torch
 from devices.kernels.calls import kernels, use
 from model.decoding.decoder import Decoder
 from model.decoding.generation import generate
-from model.decoding.sampling import Row, next_tokens
+from model.decoding.sampling import AnswerRow, next_tokens
 from model.t5 import T5
 from settings.declared import GenerateConfig, T5ModelConfig
 from tests.model.decoding.test_generation import ROWS, build, lively
@@ -26,7 +26,7 @@ WITH_KERNELS = pytest.param(
 def write(model: T5, prompts: Sequence[list[int]], begin_at: Sequence[int], **how: object) -> list[list[int]]:
     """Answers to prompts that join at different steps, and leave at their end token."""
     decoder, settings = Decoder(model), GenerateConfig(max_new_tokens=LIMIT, **how)  # type: ignore[arg-type]
-    rows, running, eos = [Row(ids, settings, 3) for ids in prompts], list[Row](), model.config.eos_token_id
+    rows, running, eos = [AnswerRow(ids, settings, 3) for ids in prompts], list[AnswerRow](), model.config.eos_token_id
     for step in range(max(begin_at) + LIMIT):
         for number in (number for number, begin in enumerate(begin_at) if begin == step):
             decoder.join([prompts[number]], LIMIT)
@@ -36,8 +36,8 @@ def write(model: T5, prompts: Sequence[list[int]], begin_at: Sequence[int], **ho
         tokens = next_tokens(running, decoder.step([(row.tokens or [0])[-1] for row in running]), model.config)
         for row, token in zip(running, tokens, strict=True):
             row.tokens += [token] if token != eos else []
-        ended = {place for place, token in enumerate(tokens) if token == eos or len(running[place].tokens) == LIMIT}
-        running = [running[place] for place in decoder.drop(ended)]
+        ended = {index for index, token in enumerate(tokens) if token == eos or len(running[index].tokens) == LIMIT}
+        running = [running[index] for index in decoder.drop(ended)]
     return [row.tokens for row in rows]
 
 
@@ -102,7 +102,7 @@ def test_no_more_is_held_than_was_foreseen(config: T5ModelConfig) -> None:
     """Rows of any length and limit join where `tokens_with` allows it, and leave."""
     draw, decoder, most = random.Random(0), Decoder(build(config)), 700
     cache = decoder.cache
-    for _ in range(150):
+    for _ in range(60):
         prompt, limit = [5] * draw.choice((3, 30, 90)) + [1], draw.choice((8, 70, 150))
         if not cache.sources or cache.tokens_with([len(prompt)], [limit]) <= most:
             decoder.join([prompt], limit)

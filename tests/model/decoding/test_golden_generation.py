@@ -22,15 +22,15 @@ def expected(family: str) -> dict[str, Any]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_transformers(family: str) -> None:
     model, golden = load(GOLDEN / family), expected(family)
-    for way in golden["ways"]:
-        assert generate(model, golden["rows"], **way["settings"]) == way["answers"], way["settings"]
+    for case in golden["ways"]:
+        assert generate(model, golden["rows"], **case["settings"]) == case["answers"], case["settings"]
 
 
 def test_answers_do_not_depend_on_the_batch() -> None:
     model, golden = load(GOLDEN / "t5"), expected("t5")
-    for way in golden["ways"]:
-        alone = [generate(model, [row], **way["settings"])[0] for row in golden["rows"]]
-        assert alone == way["answers"], way["settings"]
+    for case in golden["ways"]:
+        alone = [generate(model, [row], **case["settings"])[0] for row in golden["rows"]]
+        assert alone == case["answers"], case["settings"]
 
 
 @pytest.mark.slow
@@ -41,8 +41,8 @@ def test_against_transformers(family: str, seed: int) -> None:
     transformers = pytest.importorskip("transformers")
     from tests.golden.make_generation import LIMIT, WAYS, answers_of, rows_of
 
-    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(GOLDEN / family).eval()
+    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(GOLDEN / family).eval()
     ours = load(GOLDEN / family)
     rows = rows_of(ours.config.vocab_size, 1000 + seed)
-    for way in WAYS:
-        assert generate(ours, rows, max_new_tokens=LIMIT, **way) == answers_of(theirs, rows, way), way
+    for case in WAYS:
+        assert generate(ours, rows, max_new_tokens=LIMIT, **case) == answers_of(peer, rows, case), case

@@ -14,13 +14,13 @@ from settings.errors import UserError
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "model"
-    (place / "state").mkdir(parents=True)
-    (place / "model.safetensors").write_bytes(bytes(range(256)) * 5000)
-    (place / "config.json").write_text("{}")
-    (place / "state" / "training.json").write_text('{"step": 3}')
-    seal(place, note=1)
-    return place
+    model_folder = tmp_path / "model"
+    (model_folder / "state").mkdir(parents=True)
+    (model_folder / "model.safetensors").write_bytes(bytes(range(256)) * 5000)
+    (model_folder / "config.json").write_text("{}")
+    (model_folder / "state" / "training.json").write_text('{"step": 3}')
+    seal(model_folder, note=1)
+    return model_folder
 
 
 def test_whole_folders_have_no_damages(folder: Path) -> None:
@@ -29,8 +29,8 @@ def test_whole_folders_have_no_damages(folder: Path) -> None:
     assert sums is not None and sums["note"] == 1
     assert set(sums["files"]) == {"model.safetensors", "config.json", "state/training.json"}
     content = (folder / "model.safetensors").read_bytes()
-    known = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    assert sums["files"]["model.safetensors"] == describe(folder)["model.safetensors"] == known
+    entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert sums["files"]["model.safetensors"] == describe(folder)["model.safetensors"] == entry
     (folder / "notes.txt").write_text("a file of the user's")
     assert damages(folder) == []
 
@@ -41,10 +41,10 @@ def test_each_damaged_file_is_named(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(content)
     (folder / "config.json").unlink()
     (folder / "state" / "training.json").write_text("{")
-    found = damages(folder)
-    assert len(found) == 3
+    problems = damages(folder)
+    assert len(problems) == 3
     for name, words in (("config.json", "missing"), ("model.safetensors", "content"), ("training.json", "1 bytes")):
-        assert any(name in damage and words in damage for damage in found), found
+        assert any(name in damage and words in damage for damage in problems), problems
     assert len(damages(folder, deep=False)) == 2, "a changed bit needs a reading"
     assert len(damages(folder, with_state=False)) == 2
     with pytest.raises(UserError, match=r"--model = .*model\.safetensors is damaged"):

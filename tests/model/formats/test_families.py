@@ -28,15 +28,15 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, list[int]]) -
 
 @pytest.mark.parametrize("name", GOLDEN["families"])
 def test_published_families_give_the_logits_of_the_version_that_wrote_them(name: str, tmp_path: Path) -> None:
-    kept = GOLDEN["families"][name]
-    write(tmp_path, kept["config"], kept["tensors"])
+    golden = GOLDEN["families"][name]
+    write(tmp_path, golden["config"], golden["tensors"])
     ids, labels = inputs()
     for folder in (tmp_path, tmp_path / "again"):  # as published, and as it is written here
         model = load(folder)
         logits = model.logits(ids, model.shift_right(labels))
-        assert (logits[:, :, :8] - torch.tensor(kept["logits"])).abs().max() < 1e-3
+        assert (logits[:, :, :8] - torch.tensor(golden["logits"])).abs().max() < 1e-3
         save(model, tmp_path / "again")
-    start = kept["config"]["decoder_start_token_id"]
+    start = golden["config"]["decoder_start_token_id"]
     assert model.config.start_token_id == start and model.shift_right(labels)[:, 0].tolist() == [start, start]
     for file in (CONFIG, GENERATION):
         assert json.loads((tmp_path / "again" / file).read_text())["decoder_start_token_id"] == start
@@ -50,20 +50,20 @@ def test_families_as_version_5_writes_them(name: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     family = PUBLISHED[name]["model_type"].upper()
     config = getattr(transformers, f"{family}Config").from_dict({**SIZES, **PUBLISHED[name]})
-    theirs = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+    peer = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
     with torch.no_grad():
-        for stored, parameter in theirs.named_parameters():
-            parameter.copy_(weight(stored, list(parameter.shape)))
-    theirs.save_pretrained(tmp_path)
+        for name_there, parameter in peer.named_parameters():
+            parameter.copy_(weight(name_there, list(parameter.shape)))
+    peer.save_pretrained(tmp_path)
     ids, labels = inputs()
     ours = load(tmp_path)
     with torch.no_grad():
-        expected = theirs(input_ids=ids, labels=labels).logits
-        answers = theirs.generate(ids, max_new_tokens=6, do_sample=False, num_beams=2, use_cache=False)[:, 1:].tolist()
+        expected = peer(input_ids=ids, labels=labels).logits
+        answers = peer.generate(ids, max_new_tokens=6, do_sample=False, num_beams=2, use_cache=False)[:, 1:].tolist()
     assert (ours.logits(ids, ours.shift_right(labels)) - expected).abs().max() < 1e-3
     end = ours.config.eos_token_id
-    found = generate(ours, ids.tolist(), max_new_tokens=6, num_beams=2)
-    assert found == [answer[: answer.index(end)] if end in answer else answer for answer in answers]
+    result = generate(ours, ids.tolist(), max_new_tokens=6, num_beams=2)
+    assert result == [answer[: answer.index(end)] if end in answer else answer for answer in answers]
 
 
 @pytest.mark.slow
@@ -71,13 +71,13 @@ def test_families_as_version_5_writes_them(name: str, tmp_path: Path) -> None:
 def test_every_key_that_transformers_writes_is_in_the_table() -> None:
     transformers = pytest.importorskip("transformers")
     configs = (transformers.T5Config(), transformers.MT5Config(), transformers.UMT5Config())
-    found = {
+    result = {
         CONFIG: {key for config in configs for key in config.to_dict()} | set(GOLDEN["keys"][CONFIG]),
         GENERATION: set(transformers.GenerationConfig().to_dict()) | set(GOLDEN["keys"][GENERATION]),
     }
     for name, published in PUBLISHED.items():
         assert not set(published) - set(FILES[CONFIG]), name
-    for file, keys in found.items():
+    for file, keys in result.items():
         assert not keys - set(FILES[file])
 
 
@@ -95,8 +95,8 @@ def test_values_that_ask_for_what_is_not_done_are_refused(
     (problem,) = check_keys(tmp_path / file, {key: value})
     assert f"{file}: {key} = {value}, " in problem and not check_keys(tmp_path / file, {key: allowed})
     if file == CONFIG:
-        kept = GOLDEN["families"]["t5-small"]
-        write(tmp_path, {**kept["config"], key: value}, kept["tensors"])
+        golden = GOLDEN["families"]["t5-small"]
+        write(tmp_path, {**golden["config"], key: value}, golden["tensors"])
         with pytest.raises(UserError, match=f"{key} = "):
             load(tmp_path)
 
@@ -112,8 +112,8 @@ def test_values_that_ask_for_what_is_not_done_are_refused(
     ],
 )
 def test_values_that_no_file_may_have_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
-    kept = GOLDEN["families"]["flan-t5-base"]
-    write(tmp_path, {**kept["config"], **change}, kept["tensors"])
+    golden = GOLDEN["families"]["flan-t5-base"]
+    write(tmp_path, {**golden["config"], **change}, golden["tensors"])
     with pytest.raises(UserError) as caught:
         load(tmp_path)
     assert words in str(caught.value)
@@ -121,12 +121,12 @@ def test_values_that_no_file_may_have_are_refused(change: dict[str, Any], words:
 
 @pytest.mark.parametrize("version, is_own", [("4.57.1", False), ("5.23.0", True)])
 def test_a_head_beside_tied_ones_counts_from_version_5_on(version: str, is_own: bool, tmp_path: Path) -> None:
-    kept = GOLDEN["families"]["t5-small"]
-    tensors = {**kept["tensors"], "lm_head.weight": kept["tensors"]["shared.weight"]}
-    write(tmp_path, {**kept["config"], "transformers_version": version}, tensors)
+    golden = GOLDEN["families"]["t5-small"]
+    tensors = {**golden["tensors"], "lm_head.weight": golden["tensors"]["shared.weight"]}
+    write(tmp_path, {**golden["config"], "transformers_version": version}, tensors)
     model, (ids, labels) = load(tmp_path), inputs()
     logits = model.logits(ids, model.shift_right(labels))[:, :, :8]
-    assert (model.config.tie_word_embeddings, (logits - torch.tensor(kept["logits"])).abs().max() < 1e-3) == (
+    assert (model.config.tie_word_embeddings, (logits - torch.tensor(golden["logits"])).abs().max() < 1e-3) == (
         not is_own,
         not is_own,
     )

@@ -43,24 +43,24 @@ def saved(
 def test_each_number(config: T5ModelConfig, tmp_path: Path) -> None:
     wide = replace(config, vocab_size=FILE_CHUNK_BYTES // (4 * config.d_model) + 10)  # two chunks of the embedding
     parts = [saved(tmp_path / str(seed), wide, seed, torch.bfloat16) for seed in range(3)]
-    made = tmp_path / "made"
-    made.mkdir()
-    write_mean([tmp_path / str(seed) for seed in range(3)], made)
-    for name, got in load_file(made / "model.safetensors").items():
+    target = tmp_path / "made"
+    target.mkdir()
+    write_mean([tmp_path / str(seed) for seed in range(3)], target)
+    for name, got in load_file(target / "model.safetensors").items():
         exact = torch.stack([part[name].double() for part in parts]).mean(0)
         assert got.dtype == parts[0][name].dtype, "as it was stored"
         torch.testing.assert_close(got.double(), exact.to(got.dtype).double(), rtol=2**-7, atol=1e-7)
-    hf_format.load(made)
+    hf_format.load(target)
 
 
 def test_models_of_other_shapes_have_none(tmp_path: Path) -> None:
     for name, width in (("0", 4), ("1", 8)):
         (tmp_path / name).mkdir()
         save_file({"weight": torch.zeros(2, width)}, tmp_path / name / "model.safetensors")
-    made = tmp_path / "made"
-    made.mkdir()
+    target = tmp_path / "made"
+    target.mkdir()
     with pytest.raises(ValueError, match="holds other tensors"):
-        write_mean([tmp_path / "0", tmp_path / "1"], made)
+        write_mean([tmp_path / "0", tmp_path / "1"], target)
 
 
 def test_it_takes_less_than_the_folders_hold(tmp_path: Path) -> None:
@@ -70,6 +70,6 @@ def test_it_takes_less_than_the_folders_hold(tmp_path: Path) -> None:
             (tmp_path / name / str(seed)).mkdir(parents=True)
             weights = {str(number): torch.full((rows, 1024), float(seed)) for number in range(4)}
             save_file(weights, tmp_path / name / str(seed) / "model.safetensors")
-    (taken,) = in_child(MEMORY, tmp_path)
-    assert taken < 2 * TENSOR_BYTES + 2 * FILE_CHUNK_BYTES + 8 * 2**20, "the folders hold 16 tensors"
+    (peak,) = in_child(MEMORY, tmp_path)
+    assert peak < 2 * TENSOR_BYTES + 2 * FILE_CHUNK_BYTES + 8 * 2**20, "the folders hold 16 tensors"
     assert load_file(tmp_path / "mean of large" / "model.safetensors")["0"].unique().tolist() == [1.5]

@@ -47,11 +47,11 @@ def test_round_trip(config: T5ModelConfig, form: LoraSettings, tmp_path: Path) -
 def test_names_are_those_of_peft(config: T5ModelConfig, tmp_path: Path) -> None:
     adapted(dataclasses.replace(config, **GATED), LoraSettings(2, 4.0, ("q", "wi_0", "wo")), tmp_path)
     names = set(load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
-    place = "base_model.model.decoder.block.2.layer"
+    path = "base_model.model.decoder.block.2.layer"
     assert names >= {
-        f"{place}.1.EncDecAttention.q.lora_A.weight",
-        f"{place}.0.SelfAttention.q.lora_B.weight",
-        f"{place}.2.DenseReluDense.wi_0.lora_B.weight",
+        f"{path}.1.EncDecAttention.q.lora_A.weight",
+        f"{path}.0.SelfAttention.q.lora_B.weight",
+        f"{path}.2.DenseReluDense.wi_0.lora_B.weight",
         "base_model.model.encoder.block.1.layer.1.DenseReluDense.wo.lora_A.weight",
     }
     assert len(names) == 2 * (2 * 3 + 3 * 4)
@@ -123,12 +123,12 @@ def test_peft_computes_the_same(config: T5ModelConfig, form: LoraSettings, famil
     form = dataclasses.replace(form, targets=targets)
     model = adapted(shape, form, tmp_path)
     base = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base").eval()
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    peer = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     ids = torch.arange(2, 22).view(2, 10)
     with torch.no_grad():
-        expected = theirs(input_ids=ids, decoder_input_ids=ids[:, :6]).logits
+        expected = peer(input_ids=ids, decoder_input_ids=ids[:, :6]).logits
     torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
-    theirs.save_pretrained(tmp_path / "back")
+    peer.save_pretrained(tmp_path / "back")
     back = hf_format.load(tmp_path / "base")
     use_adapters(back, *load_adapters(back, tmp_path / "back"))
     assert read_info(tmp_path / "back").fingerprint == "", "PEFT knows of no fingerprint"

@@ -148,17 +148,17 @@ def test_folders_that_transformers_writes(name: str, shards: bool, dtype: torch.
     from tests.golden import make_golden
 
     family = {"flan": "t5_v1_1", "codet5": "t5"}.get(name, name)
-    theirs = make_golden.build(family, seed=77).to(dtype)
-    theirs.config.eos_token_id = 2 if name == "codet5" else 1
-    theirs.generation_config.eos_token_id = theirs.config.eos_token_id
-    theirs.save_pretrained(tmp_path, max_shard_size="30KB" if shards else "1GB")
+    peer = make_golden.build(family, seed=77).to(dtype)
+    peer.config.eos_token_id = 2 if name == "codet5" else 1
+    peer.generation_config.eos_token_id = peer.config.eos_token_id
+    peer.save_pretrained(tmp_path, max_shard_size="30KB" if shards else "1GB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1 or not shards
-    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    batch = make_golden.inputs(theirs.config.vocab_size, 77)
+    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    batch = make_golden.inputs(peer.config.vocab_size, 77)
     ours = load(tmp_path)
-    assert ours.config.eos_token_id == theirs.config.eos_token_id
+    assert ours.config.eos_token_id == peer.config.eos_token_id
     logits = ours.logits(batch["input_ids"], ours.shift_right(batch["labels"]), batch["attention_mask"])
-    assert (logits - theirs(**batch).logits).abs().max() < 1e-4
+    assert (logits - peer(**batch).logits).abs().max() < 1e-4
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from model.dropout import NO_DROPOUT
 from model.lora.adapter import LoraAdapter, adapters_of, adapters_off, add_adapters, merge
 from model.lora.form import LoraSettings, resolve_targets
 from model.quantization import quantize
@@ -54,7 +55,7 @@ def test_one_matrix_by_the_formula_in_float64(form: LoraSettings, as_int8: bool)
     adapter.b.data.normal_(generator=generator)
     delta = wide + form.scaling * adapter.b.double() @ adapter.a.double()
     y = x @ wide.float().t()
-    torch.testing.assert_close(adapter(x, y, None).double(), x.double() @ delta.t(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(adapter(x, y, NO_DROPOUT).double(), x.double() @ delta.t(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(adapter.merged(weight).double(), delta, rtol=1e-4, atol=1e-5)
 
 

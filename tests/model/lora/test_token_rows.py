@@ -24,7 +24,7 @@ from tests.engine.small_models import Rectangle, autograd_gradients, relative_er
 
 SHAPE = T5ModelConfig(vocab_size=61, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_decoder_layers=1, num_heads=3)
 UNTIED = dataclasses.replace(SHAPE, tie_word_embeddings=False, scale_decoder_outputs=False)
-TOKENS = (57, 62)  # of which the base has four
+TOKENS = (57, 62)  # The base has four of them.
 LORA = LoraSettings(2, 4.0, tokens=TOKENS)
 IDS, LABELS = torch.tensor([[57, 3, 62, 8], [5, 58, 58, 1]]), torch.tensor([[62, 7, 1], [61, 57, 1]])
 
@@ -57,15 +57,15 @@ def logits(model: T5) -> torch.Tensor:
 def test_the_engine_forms_the_gradients_of_autograd(tmp_path: Path, shape: T5ModelConfig, dtype: torch.dtype) -> None:
     model, batch = adapted(base_of(shape, tmp_path), shape, dtype), Rectangle(vocab=TOKENS[1] + 1)
     store = weight_store_for(dtype, torch.float32, (model.embedding, model.output_weight))
-    loss, wanted = autograd_gradients(model, batch)
+    loss, expected = autograd_gradients(model, batch)
     total = Blockwise(model, 1, store, LossSettings(), 0.0).gradients(
         batch.micro_batches(model, [[0, 1], [2, 3]]), batch.num_labels
     )
     assert float(total / batch.num_labels) == pytest.approx(float(loss), rel=1e-5)
-    assert "token_rows.embedding" in wanted and ("token_rows.head" in wanted) == (shape is UNTIED)
-    for name, grad in wanted.items():
-        found = model.get_parameter(name).grad
-        assert found is not None and relative_error(found, grad) < 1e-4
+    assert "token_rows.embedding" in expected and ("token_rows.head" in expected) == (shape is UNTIED)
+    for name, grad in expected.items():
+        result = model.get_parameter(name).grad
+        assert result is not None and relative_error(result, grad) < 1e-4
     assert model.embedding.grad is None
 
 
@@ -104,9 +104,9 @@ def test_peft_gives_the_same_logits(tmp_path: Path, shape: T5ModelConfig) -> Non
     base = base_of(shape, tmp_path / "base")
     model = moved(adapted(base, shape))
     save_adapters(model, LORA, tmp_path / "adapter", str(base), "")
-    theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(base)
-    theirs.resize_token_embeddings(63)
-    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    peer: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(base)
+    peer.resize_token_embeddings(63)
+    peer = peft.PeftModel.from_pretrained(peer, tmp_path / "adapter").eval()
     with torch.no_grad():
-        found = theirs(input_ids=IDS, decoder_input_ids=model.shift_right(LABELS)).logits
-    torch.testing.assert_close(found, logits(model), rtol=1e-4, atol=1e-4)
+        result = peer(input_ids=IDS, decoder_input_ids=model.shift_right(LABELS)).logits
+    torch.testing.assert_close(result, logits(model), rtol=1e-4, atol=1e-4)
