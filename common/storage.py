@@ -356,7 +356,7 @@ class Parts:
                 raise OtherParts(str(folder))
             else:
                 self._entries[entry["part"]] = entry
-        self._is_clean = False  # Whether the manifest holds the lines of these entries and no others.
+        self._is_clean = False  # The manifest may hold other lines than those of these entries.
 
     def __contains__(self, part: int) -> bool:
         return part in self._entries

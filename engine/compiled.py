@@ -70,7 +70,7 @@ def _prepare_compiler() -> None:
     # A process of its own for each kernel would count to the run's RAM.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     with suppress(OSError):  # Without a home it keeps its files in the system's folder for temporary ones.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine_file.place().with_name(FOLDER)))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine_file.location().with_name(FOLDER)))
 
 
 def _compiled(part: Callable[..., Any], count: int, backend: str) -> Callable[..., Any]:

@@ -86,7 +86,7 @@ async def read_object(request: Request, most_bytes: int = BODY_BYTES) -> dict[st
     Raises:
         HTTPException: it is too long (413), too slow (408), or no JSON object (400).
     """
-    announced_bytes(request, most_bytes)  # What is too long is refused before it is waited for.
+    announced_bytes(request, most_bytes)  # A body that is too long is refused before it is waited for.
     return object_of(await read_body(request, most_bytes))
 
 

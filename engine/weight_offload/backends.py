@@ -26,7 +26,7 @@ from torch import Tensor
 
 from common.units import GIB
 from devices.copies import Carrier
-from devices.machine_file import RUN_WAY, keep_disk
+from devices.machine_file import keep_disk
 
 ALIGNMENT = 4096  # of offsets in the file, of lengths and of memory: what O_DIRECT asks for
 MOST_AT_ONCE = 1 << 30  # bytes of one call to the system, which takes no more than 2^31
@@ -122,7 +122,7 @@ class DiskBackend(OffloadBackend):
             read, written = (size / max(seconds, 1e-9) for size, seconds in (self._read, self._written))
             # No home of the user, no folder any more: the next run measures again.
             with suppress(OSError, RuntimeError):
-                keep_disk(self._folder, read, written, RUN_WAY)
+                keep_disk(self._folder, read, written)
 
 
 class StagedDiskBackend(DiskBackend):

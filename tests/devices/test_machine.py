@@ -136,7 +136,7 @@ def test_where_nothing_can_be_written_the_figures_still_serve(home: Path, monkey
     monkeypatch.setattr(Path, "home", no_home)
     assert keep("cpu: a", "a", 1, {"float32": 1e9}).rates == {"float32": 1e9} and read("cpu: a") is None
     monkeypatch.setattr(Path, "home", lambda: Path("/home/someone"))
-    assert machine_file.place() == Path("/home/someone/.cache/frugalt5/machine.json")
+    assert machine_file.location() == Path("/home/someone/.cache/frugalt5/machine.json")
 
 
 def test_a_disk_has_rates_of_its_own_by_where_it_is_mounted(home: Path, tmp_path: Path) -> None:

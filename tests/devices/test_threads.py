@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from devices.threads import Threads, Usage, cores_left, fitting_threads, usage
+from devices.threads import Threads, CoreUsage, free_cores, fitting_threads, usage
 
 MOST = 8
 
@@ -21,8 +21,8 @@ MOST = 8
     ],
 )
 def test_what_other_programs_leave(busy: float, own: float, processes: int, expected: float) -> None:
-    before, now = Usage(100.0, 50.0, 7.0), Usage(102.0, 50.0 + busy, 7.0 + own)
-    assert cores_left(before, now, 4, processes) == pytest.approx(expected)
+    before, now = CoreUsage(100.0, 50.0, 7.0), CoreUsage(102.0, 50.0 + busy, 7.0 + own)
+    assert free_cores(before, now, 4, processes) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
