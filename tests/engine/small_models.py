@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from data.batches.collate import Batch
-from engine.blockwise import Blockwise
+from engine.blockwise import Blockwise, Objective
 from engine.step import to_micro_batch
 from engine.weights import WeightStore
 from model.loss import IGNORED, LossSettings
@@ -60,6 +60,18 @@ class Collected:
     @property
     def weights(self) -> list[nn.Parameter]:
         return [weight for group in self.groups for weight in group]
+
+
+class Spoiled(Objective):
+    """Cross-entropy with its loss, or the gradient of the hidden states, times a factor."""
+
+    def __init__(self, loss: float = 1.0, gradient: float = 1.0) -> None:
+        self.loss_factor = loss
+        self.gradient_factor = gradient
+
+    def loss_and_gradients(self, *facts: Any) -> tuple[Tensor, Tensor]:
+        loss, gradient = super().loss_and_gradients(*facts)
+        return loss * self.loss_factor, gradient * self.gradient_factor
 
 
 class Rectangle:
