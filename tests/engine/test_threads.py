@@ -69,7 +69,8 @@ def test_losses_and_weights_are_the_same_bits_with_any_number_of_threads(optimiz
 
 
 def test_the_sum_of_many_losses_is_the_same_bits_with_any_number_of_threads() -> None:
-    losses, sums = torch.rand(200_000, generator=torch.Generator().manual_seed(1)), set()
+    losses = torch.rand(200_000, generator=torch.Generator().manual_seed(1))
+    sums = set()
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         sums.add(float(sum_of(losses)))

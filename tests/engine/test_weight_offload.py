@@ -224,12 +224,13 @@ def test_a_file_tells_the_next_plan_how_fast_its_disk_was(tmp_path: Path, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     clock = itertools.count()
     monkeypatch.setattr("engine.weight_offload.backends.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    for least, known in ((12288, None), (8192, (4096.0, 4096.0))):
+    for least, rates in ((12288, None), (8192, (4096.0, 4096.0))):
         monkeypatch.setattr("engine.weight_offload.backends.TELLING_BYTES", least)
-        backend, buffer = DiskBackend(tmp_path, [4096, 4096]), aligned_buffer(8192)
+        backend = DiskBackend(tmp_path, [4096, 4096])
+        buffer = aligned_buffer(8192)
         for block in (0, 1):
             backend.store(block, buffer[:4096])
         for block in (0, 1):
             backend.load(block, buffer[4096:])
         backend.close()
-        assert disk_rates(tmp_path) == known, "a second from look to look"
+        assert disk_rates(tmp_path) == rates, "a second from look to look"

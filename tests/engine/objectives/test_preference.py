@@ -185,8 +185,8 @@ def test_evaluation_gives_the_loss_and_the_metrics_of_a_step(name: str) -> None:
     micro_batch = make_micro_batch(rows)
     policy = answer_log_probabilities(blockwise.token_losses([micro_batch])[0], micro_batch)
     tokens = torch.tensor(micro_batch.target.lengths).view(2, -1)
-    shown = policy / tokens if name in ("ipo", "orpo") else policy
-    assert metrics["logps/chosen"] == pytest.approx(shown[0].sum().item(), rel=1e-9)
+    scores = policy / tokens if name in ("ipo", "orpo") else policy
+    assert metrics["logps/chosen"] == pytest.approx(scores[0].sum().item(), rel=1e-9)
     assert metrics["rewards/margins"] == pytest.approx(metrics["rewards/chosen"] - metrics["rewards/rejected"])
     assert 0 <= metrics["rewards/accuracies"] <= len(rows)
 
@@ -204,7 +204,8 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Pat
     for row in rows:
         sides = []
         for answer in (row.chosen, row.rejected):
-            prompt, labels = torch.from_numpy(row.input_ids)[None], torch.from_numpy(answer)[None]
+            prompt = torch.from_numpy(row.input_ids)[None]
+            labels = torch.from_numpy(answer)[None]
             logits = other(input_ids=prompt, labels=labels).logits
             sides.append(logits.log_softmax(-1).gather(2, labels[..., None]).sum())
         losses.append(paper_loss("sigmoid", *sides, row))

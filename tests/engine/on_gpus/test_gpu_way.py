@@ -47,7 +47,7 @@ def test_a_pass_gives_the_gradients_of_the_cpu(family: str, gpu: str, saved: int
         model = small_model(family)
     blockwise = blockwise_of(model, saved, rate=rate, loss=LossSettings(61 * 4 * 16, 0.1))
     results = []
-    scores = 2000  # What is dropped of attention's weights follows from how they are cut.
+    scores = 2000  # Which weights of attention are dropped follows from how they are cut: it is the same for both.
     for traits in (replace(HOST, scores=scores), replace(GPUS[gpu], scores=scores, largest_inner=40)):
         with override_traits("cpu", traits):
             results.append(rectangle_gradients(blockwise, Rectangle(), "four"))
@@ -100,7 +100,8 @@ def test_a_state_that_was_saved_goes_on_on_a_gpu(tmp_path: Path) -> None:
                 optimizer.update(group, Step(number, 0.01))
 
     with override_traits("cpu", CUDA):
-        whole, parts = small_model(), small_model()
+        whole = small_model()
+        parts = small_model()
         steps(OPTIMIZERS["adafactor"](dict(whole.named_parameters())), list(whole.parameters()), range(1, 6))
         first = OPTIMIZERS["adafactor"](dict(parts.named_parameters()))
         steps(first, list(parts.parameters()), range(1, 4))

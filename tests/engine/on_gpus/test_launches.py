@@ -97,8 +97,8 @@ def test_a_step_whose_gradients_are_held_starts_few_kernels(preset: str, rows: i
 
 def test_fp16_starts_as_many_products_as_bf16() -> None:
     """There weights are stored in bf16: q, k and v are cast together, so that one product serves them."""
-    narrow, stored = (traced(step("cuda", EQUAL, dtype=dtype)) for dtype in ("float16", "bfloat16"))
-    assert narrow.kernels["mm"] == stored.kernels["mm"]
+    narrow, wide = (traced(step("cuda", EQUAL, dtype=dtype)) for dtype in ("float16", "bfloat16"))
+    assert narrow.kernels["mm"] == wide.kernels["mm"]
 
 
 def test_rows_of_many_lengths_attend_in_one_kernel_a_group() -> None:
@@ -137,10 +137,10 @@ def test_the_plan_covers_the_update_of_all_weights_together(optimizer: str, devi
 
 
 def test_gradients_that_are_held_take_the_place_of_activations() -> None:
-    held, applied = (
+    waiting, applied = (
         traced(TracedWork(WIDE, "cuda", EQUAL * 2, dropout=0.1, max_grad_norm=norm)).peak_bytes for norm in (1e9, 0.0)
     )
-    assert held < 1.01 * applied
+    assert waiting < 1.01 * applied
 
 
 @pytest.mark.slow

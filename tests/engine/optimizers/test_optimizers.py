@@ -79,12 +79,12 @@ def muon(weight: torch.Tensor, grads: list[torch.Tensor], rate: float, decay: fl
     for grad in grads:
         moved = 0.95 * first + 0.05 * grad
         first = moved.float().bfloat16().double()
-        left, values, right = torch.linalg.svd(0.05 * grad + 0.95 * moved, full_matrices=False)
+        left_vectors, values, right = torch.linalg.svd(0.05 * grad + 0.95 * moved, full_matrices=False)
         values /= values.norm()
         values = 7.9277 * values - 21.6958 * values**3 + 15.2896 * values**5
         values = 3.7290 * values - 2.6779 * values**3 + 0.4983 * values**5
         values = 2.9400 * values - 2.2000 * values**3 + 0.4775 * values**5
-        update = 0.4 * max(weight.shape) ** 0.5 * (left * values) @ right
+        update = 0.4 * max(weight.shape) ** 0.5 * (left_vectors * values) @ right
         weight = weight * (1 - rate * decay) - rate * size * update
     return weight
 
@@ -194,9 +194,9 @@ def test_loaded_state_goes_on_as_if_never_stopped(name: str) -> None:
 @pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, (40, 12)), (torch.bfloat16, (12, 40))])
 def test_muon_moves_all_directions_alike(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
-    left, _, right = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)
+    left_vectors, _, right = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)
     weight = nn.Parameter(torch.full(shape, 0.5, dtype=dtype))
-    weight.grad = ((left * torch.logspace(0, -1.7, min(shape))) @ right).to(dtype)
+    weight.grad = ((left_vectors * torch.logspace(0, -1.7, min(shape))) @ right).to(dtype)
     OPTIMIZERS["muon"]({"blocks.0.wi": weight}).update([weight], Step(1, 1.0))
     moved = torch.linalg.svdvals(0.5 - weight.detach().float()) / (0.5 * 0.4 * max(shape) ** 0.5)
     assert float(moved.max()) < 1.45 and float(moved.min()) > 0.55
