@@ -61,7 +61,7 @@ class PrefetchBuffers:
         self._mover = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self.read_bytes = 0
         self.written_bytes = 0
-        self.waited_seconds = 0.0  # What moving took longer than the computation beside it.
+        self.waited_seconds = 0.0  # Moving took so much longer than the computation beside it.
 
     def acquire(self, block: int) -> Tensor:
         """The bytes of a block, in memory until `release`.

@@ -93,7 +93,7 @@ class OffloadedWeightStore(WeightStore):
         # Between the device and the host; None where the device computes in the host's memory.
         is_beside = self.device.type != "cpu" or device.is_separate_memory
         self._carrier = self._copies if is_beside else None
-        self._slices: dict[int, _Slice] = {}  # By the id of the weight.
+        self._slices: dict[int, _Slice] = {}  # The keys are the ids of the weights.
         self._members: list[list[nn.Parameter]] = []  # The weights of each offloaded block.
         self._follower: list[int] = []  # For each offloaded block, the one that generation needs next.
 

@@ -338,7 +338,7 @@ def test_the_peak_is_the_planned_one(gpu: Device, tmp_path: Path, mode: str) -> 
 
 @ONLY_CUDA
 def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
-    # With all blocks saved this takes some 10 GiB.
+    # This takes some 10 GiB where all blocks are saved.
     larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")
     _, events, _ = trained(tmp_path, "tight", f"--device={gpu.name}", *larger, "--memory_budget=2G")
     assert events["plan"]["peak_bytes"] > 256 * MIB and events["end"]["measured_peak_bytes"] <= 2048 * MIB

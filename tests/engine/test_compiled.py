@@ -76,7 +76,7 @@ def test_a_share_of_the_elements_is_dropped(rate: float) -> None:
     masks = [dropped(torch.ones(2048, 256), keys, number, rate) > 0 for number in range(4)]
     for mask in masks:
         assert abs(1 - rate - mask.float().mean()) < 0.003
-        for dim in (0, 1):  # As far from the mean as independent draws would be.
+        for dim in (0, 1):  # They are as far from the mean as independent draws would be.
             deviation = (mask.float().mean(dim) - 1 + rate).std() * (mask.shape[dim] / rate / (1 - rate)) ** 0.5
             assert 0.8 < deviation < 1.2
         for shift in (1, 256):

@@ -170,9 +170,9 @@ def test_it_is_loaded_saved_and_answers_block_by_block(
     name = "model.safetensors"
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     prompts = [[5, 6, 7, 1], [9, 1]]
-    lengths = {"max_new_tokens": 8, "min_new_tokens": 8}
-    answers = generate(model, prompts, with_weights=store.for_products, compute_dtype=torch.float32, **lengths)  # type: ignore[arg-type]
-    assert answers == generate(here, prompts, **lengths)  # type: ignore[arg-type]
+    lengths: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8}
+    answers = generate(model, prompts, with_weights=store.for_products, compute_dtype=torch.float32, **lengths)
+    assert answers == generate(here, prompts, **lengths)
 
 
 def test_a_step_reads_each_block_twice_and_writes_it_once(offloaded: Callable[..., OffloadedWeightStore]) -> None:

@@ -24,7 +24,7 @@ class Broken(Exception):
 
 
 def main(failing_group: str, over: str = "") -> None:
-    """Process 1 fails when group `failing_group` of the pass is handed over ("update3": in the update of the fourth group).
+    """Process 1 fails when this group of the pass is handed over ("update3": in the update of the fourth group).
 
     Args:
         over: "hosts": failures go over a group of their own, as on GPUs.

@@ -17,7 +17,7 @@ from settings.optimizers import OPTIMIZERS
 from settings.precedence import model_presets
 
 SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
-WIDE = T5ModelConfig(vocab_size=512, d_model=256, d_kv=32, d_ff=1024, num_layers=3, num_decoder_layers=3, num_heads=8)
+WIDE = T5ModelConfig(vocab_size=512, d_model=256, d_kv=32, d_ff=1024, num_layers=2, num_decoder_layers=2, num_heads=8)
 EQUAL = ((64, 32),) * 32
 RAGGED = tuple((20 + 7 * n % 200, 5 + 3 * n % 40) for n in range(32))
 CHUNK = 1 << 28  # The whole loss is formed in one piece, because its pieces grow with the tokens.
@@ -115,9 +115,9 @@ def test_rows_of_many_lengths_attend_in_one_kernel_a_group() -> None:
     [
         (EQUAL * 4, "cuda", 0.1, 0, "bfloat16", 1 << 26),
         (((512, 32),) * 4, "cuda", 0.0, 0, "bfloat16", 1 << 26),
-        (EQUAL * 4, "cuda", 0.0, 3, "float16", 1 << 26),
-        (RAGGED * 4, "mps", 0.1, 3, "float32", 1 << 26),
-        (RAGGED * 4, "cuda", 0.0, 6, "bfloat16", 1 << 26),
+        (EQUAL * 4, "cuda", 0.0, 2, "float16", 1 << 26),
+        (RAGGED * 4, "mps", 0.1, 2, "float32", 1 << 26),
+        (RAGGED * 4, "cuda", 0.0, 4, "bfloat16", 1 << 26),
         (((2048, 64),) * 4, "cuda", 0.1, 0, "bfloat16", 1 << 22),  # A row in blocks of queries.
     ],
 )
@@ -128,10 +128,9 @@ def test_the_plan_says_what_is_held(
     assert 0.9 < planned_bytes(work) / traced(work).peak_bytes < 1.11
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_plan_covers_the_update_of_all_weights_together(optimizer: str, device: str) -> None:
-    shape = replace(WIDE, vocab_size=8192)
+@pytest.mark.parametrize(("device", "optimizer"), [*(("cuda", name) for name in OPTIMIZERS), ("mps", "muon")])
+def test_the_plan_covers_the_update_of_all_weights_together(device: str, optimizer: str) -> None:
+    shape = replace(WIDE, vocab_size=8192, num_layers=3, num_decoder_layers=3)
     work = TracedWork(shape, device, ((8, 8),), optimizer=optimizer, scores=MOST_SCORES, max_grad_norm=1.0)
     assert 1.0 < planned_bytes(work) / traced(work).peak_bytes < 1.35
 
