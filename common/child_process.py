@@ -37,11 +37,14 @@ SERVE = (
     f"from {full_name('common.signals')} import leave_at_ctrl_c; leave_at_ctrl_c(False); "
     f"from {full_name('common.child_process')} import serve; serve()"
 )
-LOOK_SECONDS = 0.1  # between two looks at a child whose memory is limited
-OWN_LOOK_SECONDS = 0.005  # the same of a process at itself
-CLOSING_SECONDS = 5  # that a child has to end once its input has ended
-MEMORY, TIME, CRASHED, FAILED = "memory", "time", "crashed", "failed"
-OUT_OF_MEMORY = 137  # the exit code of a child that could not allocate, as of one that was killed
+LOOK_SECONDS = 0.1  # Time between two looks at a child whose memory is limited.
+OWN_LOOK_SECONDS = 0.005  # The same for a process that looks at itself.
+CLOSING_SECONDS = 5  # A child has this long to end once its input has ended.
+MEMORY = "memory"
+TIME = "time"
+CRASHED = "crashed"
+FAILED = "failed"
+OUT_OF_MEMORY = 137  # The exit code of a child that could not allocate, and of one that the system killed.
 PR_SET_PDEATHSIG = 1
 
 
@@ -50,9 +53,8 @@ class ChildDied(Exception):
 
     Args:
         reason: MEMORY: it held more than its limit, or the system killed it, most likely for its memory. TIME: it took
-            longer than its limit. CRASHED: a signal ended it. FAILED: anything else. detail: the last line of its
-                errors where those are captured,
-            else its exit code.
+            longer than its limit. CRASHED: a signal ended it. FAILED: anything else.
+        detail: the last line of its errors where those are captured, else its exit code.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -98,9 +100,9 @@ class Worker:
         if max_bytes is not None or max_cpu is not None:
             deadline = None if max_cpu is None else time.monotonic() + patience * max_cpu
             threading.Thread(target=self._watch, args=(max_bytes, deadline), daemon=True).start()
-        # each in a pickle of its own: `setup` comes before the imports that the others cause
+        # Each part is a pickle of its own, because `setup` has to run before the imports that the others cause.
         parts = ((os.getpid(), spoken(), is_interruptible), setup, (make, arguments), (max_bytes, max_cpu))
-        with suppress(BrokenPipeError):  # `ask` says why
+        with suppress(BrokenPipeError):  # `ask` says why the child has ended.
             for part in parts:
                 self._send(part)
 
@@ -169,7 +171,7 @@ class Worker:
             detail = next((line for line in reversed(lines) if "Error" in line), lines[-1])  # hints may follow it
         reason = FAILED
         if code in (OUT_OF_MEMORY, -getattr(signal, "SIGKILL", 9)) or (self._is_limited and code == -signal.SIGABRT):
-            reason = MEMORY  # C++ and Rust abort where they cannot allocate
+            reason = MEMORY  # C++ and Rust abort where they cannot allocate.
         elif code == -getattr(signal, "SIGXCPU", 0):
             reason = TIME
         elif code < 0:
@@ -216,7 +218,7 @@ def start(argv: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
 
 async def start_async(argv: Sequence[str], **more: Any) -> asyncio.subprocess.Process:
     """Start a program and talk with it through pipes."""
-    import asyncio  # which takes each child a twentieth of a second
+    import asyncio  # It is imported here because every child process would pay a twentieth of a second for it.
 
     streams = {name: asyncio.subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     return await asyncio.create_subprocess_exec(*argv, **{**streams, **more})
@@ -232,13 +234,13 @@ async def run_async(argv: Sequence[str], seconds: float, **more: Any) -> subproc
 
     child = await start_async(argv, stdin=asyncio.subprocess.DEVNULL, **more)
     try:
-        told, errors = await asyncio.wait_for(child.communicate(), seconds)
+        output, errors = await asyncio.wait_for(child.communicate(), seconds)
     finally:
         if child.returncode is None:
             child.kill()
             await child.wait()
     return subprocess.CompletedProcess(
-        argv, child.returncode or 0, told.decode("utf8", "replace"), errors.decode("utf8", "replace")
+        argv, child.returncode or 0, output.decode("utf8", "replace"), errors.decode("utf8", "replace")
     )
 
 
@@ -261,7 +263,7 @@ def serve() -> None:
     """The child's side: requests come from standard input, answers go to standard output."""
     stand_guard()
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # whatever a library prints must not mix with the answers
+        os.dup2(2, 1)  # Whatever a library prints must not mix with the answers.
         try:
             parent, language, is_interruptible = pickle.load(sys.stdin.buffer)
             exit_with_parent(parent)
@@ -283,7 +285,7 @@ def serve() -> None:
                 pickle.dump(reply, answers, pickle.HIGHEST_PROTOCOL)
                 answers.flush()
         except (EOFError, BrokenPipeError):
-            os._exit(0)  # the parent is done, or gone
+            os._exit(0)  # The parent is done, or gone.
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         except KeyboardInterrupt:
@@ -298,19 +300,17 @@ def limit_self(max_bytes: int | None, max_cpu: float | None) -> None:
         import resource
     except ImportError:
         return
-    with suppress(ValueError, OSError):  # a lower limit is set already
+    with suppress(ValueError, OSError):  # A lower limit is set already.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if max_bytes is not None and sys.platform == "linux":  # of what is promised, stacks of threads included
-            held = int(psutil.Process().memory_info().data)
-            resource.setrlimit(resource.RLIMIT_DATA, (held + max_bytes, held + max_bytes))
+        if max_bytes is not None and sys.platform == "linux":
+            # The limit counts memory that is promised, the stacks of threads included.
+            limit = int(psutil.Process().memory_info().data) + max_bytes
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     with suppress(ValueError, OSError):
         if max_cpu is not None:
             used = resource.getrusage(resource.RUSAGE_SELF)
-            hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
             seconds = int(used.ru_utime + used.ru_stime + max_cpu) + 1
-            resource.setrlimit(
-                resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard)
-            )
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def stay_within(max_bytes: int) -> None:
@@ -319,19 +319,18 @@ def stay_within(max_bytes: int) -> None:
     Memory that was promised and is not used does not count, as it does for `limit_self`: at each look the process may
     map as much as is left.
     """
-    process, most = psutil.Process(), None
-    if sys.platform == "linux":
-        import resource
-
-        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    process = psutil.Process()
     while True:
         memory = process.memory_info()
-        left = max_bytes - (memory.rss - getattr(memory, "shared", 0))
-        if left < 0:
+        free_bytes = max_bytes - (memory.rss - getattr(memory, "shared", 0))
+        if free_bytes < 0:
             os._exit(OUT_OF_MEMORY)
-        if most is not None:
-            with suppress(ValueError, OSError):  # a lower limit is set already
-                resource.setrlimit(resource.RLIMIT_DATA, (memory.data + left, most))
+        if sys.platform == "linux":
+            import resource
+
+            hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+            with suppress(ValueError, OSError):  # A lower limit is set already.
+                resource.setrlimit(resource.RLIMIT_DATA, (memory.data + free_bytes, hard_limit))
         time.sleep(OWN_LOOK_SECONDS)
 
 
@@ -355,5 +354,5 @@ def exit_with_parent(parent: int) -> None:
 
     if not is_sent:
         threading.Thread(target=wait, daemon=True).start()
-    elif os.getppid() != parent:  # it ended before
+    elif os.getppid() != parent:  # The parent ended before the system was asked.
         os.kill(os.getpid(), signal.SIGTERM)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import locale
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -27,14 +28,14 @@ ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")
 FOLDER = Path(__file__).resolve().parent.parent / "languages"
 _spoken = ENGLISH
-_own: ContextVar[str | None] = ContextVar("language", default=None)  # of one request to a server
+_own: ContextVar[str | None] = ContextVar("language", default=None)  # The language of one request to a server.
 
 
 class LanguageLost(UserWarning):
     """A message was put into a text by an f-string, where only its English is left."""
 
 
-warnings.simplefilter("ignore", LanguageLost, append=True)  # users are shown the English; tests raise it
+warnings.simplefilter("ignore", LanguageLost, append=True)  # Users are shown the English; tests raise it.
 
 
 class Message(str):
@@ -48,10 +49,10 @@ class Message(str):
     values: dict[str, Any]
 
     def __new__(cls, sentence: str, values: Mapping[str, Any]) -> Message:
-        held = {name: _held(value) for name, value in values.items()}
-        message = super().__new__(cls, _filled(sentence, {name: english(value) for name, value in held.items()}))
+        plain = {name: _picklable(value) for name, value in values.items()}
+        message = super().__new__(cls, _filled(sentence, {name: english(value) for name, value in plain.items()}))
         message.sentence = sentence
-        message.values = held
+        message.values = plain
         return message
 
     def in_language(self, language: str) -> str:
@@ -88,7 +89,8 @@ class Joined(Message):
         parts = tuple(parts)
         text = separator.join(english(part) for part in parts)
         message = str.__new__(cls, text)
-        message.sentence, message.values = text, {}
+        message.sentence = text
+        message.values = {}
         message.separator = separator
         message.parts = parts
         return message
@@ -162,10 +164,8 @@ def spoken() -> str:
     return _own.get() or _spoken
 
 
-def _held(value: Any) -> Any:
-    """A value as a message keeps it, so that it can be pickled: numbers and texts as they are, of an error what it
-    says.
-    """
+def _picklable(value: Any) -> Any:
+    """A value as a message keeps it: numbers and texts as they are, and what an error says."""
     if isinstance(value, (str, Number)):
         return value
     if isinstance(value, BaseException) and value.args and isinstance(value.args[0], Message):
@@ -194,24 +194,20 @@ def _of_environment() -> str:
     Windows sets no such variable: where none is set, its own setting counts.
     """
     variables = ("LC_ALL", "LC_MESSAGES", "LANG")
-    named = next((os.environ[name] for name in variables if os.environ.get(name)), "")
-    if not named and sys.platform == "win32":
-        named = _of_windows()
-    if named.split(".")[0] not in ("", "C", "POSIX"):
-        named = os.environ.get("LANGUAGE") or named
-    language = named.replace("-", "_").split("_")[0].split(".")[0].lower()
-    if language not in LANGUAGES or language == ENGLISH:
+    setting = next((os.environ[name] for name in variables if os.environ.get(name)), "")
+    if not setting and sys.platform == "win32":
+        import ctypes
+
+        # The language of Windows' own windows, such as zh_CN.
+        number = ctypes.windll.kernel32.GetUserDefaultUILanguage()  # type: ignore[attr-defined,unused-ignore]
+        setting = locale.windows_locale.get(number, "")
+    if setting.split(".")[0] not in ("", "C", "POSIX"):
+        setting = os.environ.get("LANGUAGE") or setting
+    language = re.split("[-_.]", setting)[0].lower()
+    if language not in LANGUAGES:
         return ENGLISH
     try:
         "中文".encode(getattr(sys.stdout, "encoding", None) or "utf8")
     except (LookupError, UnicodeEncodeError):
         return ENGLISH
     return language
-
-
-def _of_windows() -> str:
-    """The language of Windows' own windows, such as zh_CN."""
-    import ctypes
-
-    number = ctypes.windll.kernel32.GetUserDefaultUILanguage()  # type: ignore[attr-defined]
-    return locale.windows_locale.get(number, "")

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-# besides the controls, what turns the direction of a line: a name must not read as another
+# Besides the controls, what turns the direction of a line: a name must not read as another.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
     """Show control characters, but for line ends and tabs, as `\\x1b`; all else stays."""
-    return _COMMANDS.sub(lambda found: ascii(found.group())[1:-1], str(text))
+    return _COMMANDS.sub(lambda match: ascii(match.group())[1:-1], str(text))
 
 
 class GuardedStream:

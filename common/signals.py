@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-INTERRUPTED = 130  # the exit code
+INTERRUPTED = 130  # The exit code of an interrupted program.
 
 
 def leave_at_ctrl_c(is_heard: bool = True) -> None:
@@ -24,9 +24,9 @@ def leave_at_ctrl_c(is_heard: bool = True) -> None:
     def leave(*_: object) -> None:
         try:
             sys.stdout.flush()
-            if is_heard and os.environ.get("RANK", "0") == "0":  # the first process of a launch
+            if is_heard and os.environ.get("RANK", "0") == "0":  # The first process of a launch tells.
                 os.write(2, b"\ninterrupted\n")
-        finally:  # whatever state Python is in, and whoever reads
+        finally:  # The process ends whatever state Python is in, and whoever reads.
             os._exit(INTERRUPTED)
 
     def at_its_end(kind: type[BaseException], error: BaseException, trace: object) -> None:
@@ -34,15 +34,16 @@ def leave_at_ctrl_c(is_heard: bool = True) -> None:
             leave()
         sys.__excepthook__(kind, error, trace)  # type: ignore[arg-type]
 
-    def where_nobody_catches(told: sys.UnraisableHookArgs) -> None:
-        if issubclass(told.exc_type, KeyboardInterrupt):
+    def where_nobody_catches(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
             leave()
-        sys.__unraisablehook__(told)
+        sys.__unraisablehook__(unraisable)
 
-    sys.excepthook, sys.unraisablehook = at_its_end, where_nobody_catches
-    import signal  # takes a moment, in which the first hook answers
+    sys.excepthook = at_its_end
+    sys.unraisablehook = where_nobody_catches
+    import signal  # This takes a moment, in which the first hook answers.
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's `command &` has it ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # A shell's `command &` has it ignored.
         signal.signal(signal.SIGINT, leave)
 
 

@@ -13,12 +13,13 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from zipfile import BadZipFile
@@ -30,10 +31,10 @@ from settings.errors import DoesNotFit, UserError, reason_of
 if TYPE_CHECKING:
     from filelock import FileLock
 
-TEMPORARY = ".tmp-"  # before the name of what is being written
-REPLACED = ".old-"  # before the name of a folder while another takes its place
-MOST_BYTES = 16 * 1024**2  # of configurations, states and the like
-MOST_TABLE_BYTES = 256 * 1024**2  # of tokenizers, and of tables that grow with what they describe
+TEMPORARY = ".tmp-"  # The name of what is being written begins with this.
+REPLACED = ".old-"  # The name of a folder begins with this while another takes its place.
+MOST_BYTES = 16 * 1024**2  # Configurations, states and the like are no larger.
+MOST_TABLE_BYTES = 256 * 1024**2  # Tokenizers are no larger, nor tables that grow with what they describe.
 PIECE_BYTES = 1024**2
 NO_LOCKS = tuple(getattr(errno, name) for name in ("ENOSYS", "ENOLCK", "EOPNOTSUPP", "ENOTSUP") if hasattr(errno, name))
 
@@ -61,7 +62,7 @@ def atomic_file(path: Path, is_synced: bool = True) -> Iterator[Path]:
         else:
             os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)  # also where it was a hard link to `path`: the rename then leaves both
+        temporary.unlink(missing_ok=True)  # Where it was a hard link to `path`, the rename has left both.
 
 
 def write_text(path: Path, text: str, is_synced: bool = True) -> None:
@@ -80,7 +81,8 @@ def atomic_folder(path: Path, keeps_replaced: bool = False) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written; the earlier folder is whole, under its own name.
     """
-    temporary, replaced = path.with_name(f"{TEMPORARY}{path.name}"), replaced_by(path)
+    temporary = path.with_name(f"{TEMPORARY}{path.name}")
+    replaced = replaced_by(path)
     clear_leftovers(path)
     make_folder(temporary)
     try:
@@ -92,7 +94,7 @@ def atomic_folder(path: Path, keeps_replaced: bool = False) -> Iterator[Path]:
         sync_folder(path.parent)
     finally:
         restore_folder(path)
-        with suppress(OSError):  # what cannot be removed now is a leftover for the next
+        with suppress(OSError):  # What cannot be removed now, the next process removes as a leftover.
             remove(temporary)
             if not keeps_replaced:
                 remove(replaced)
@@ -105,7 +107,7 @@ def replaced_by(path: Path) -> Path:
 
 def restore_folder(path: Path) -> bool:
     """Give a folder its name back where its replacement was cut off between two renames; whether it was so."""
-    with suppress(OSError):  # it lies there under the other name, whole
+    with suppress(OSError):  # Where the rename fails, the folder lies there under the other name, whole.
         if os.path.lexists(replaced_by(path)) and not os.path.lexists(path):
             os.replace(replaced_by(path), path)
             return True
@@ -171,7 +173,7 @@ def sync(path: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk; raises OSError."""
-    if os.name != "nt":  # Windows cannot open folders
+    if os.name != "nt":  # Windows cannot open folders.
         _sync(folder, os.O_RDONLY)
 
 
@@ -185,11 +187,11 @@ def _sync(path: Path, flags: int) -> None:
 
 def is_full(error: BaseException) -> bool:
     """Whether a write failed since the disk, or the user's part of it, is full."""
-    text = str(error)  # numpy gives no number, but how much of an array it wrote
-    is_said = "No space left" in text or (" requested and " in text and text.endswith(" written"))
-    return isinstance(error, OSError) and (
-        error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)) or is_said
-    )
+    if not isinstance(error, OSError):
+        return False
+    # numpy gives no number, but says how much of an array it wrote: "4096 requested and 0 written".
+    has_number = error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+    return has_number or re.search("No space left| requested and .* written$", str(error)) is not None
 
 
 @contextmanager
@@ -219,13 +221,13 @@ def lock_at(path: Path) -> FileLock | None:
     Raises:
         OSError: the folder cannot be written.
     """
-    from filelock import FileLock  # here, as a Python without it shall still be told so
+    from filelock import FileLock  # It is imported here so that a Python without it is still told so.
 
     try:
         import fcntl
-    except ImportError:  # Windows has its own, everywhere
+    except ImportError:  # Windows has locks of its own, on all file systems.
         return FileLock(path, thread_local=False)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # a link makes no file elsewhere
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # A link makes no file elsewhere.
     try:
         fcntl.flock(handle, fcntl.LOCK_UN)
     except OSError as error:
@@ -255,7 +257,7 @@ def exclusive(path: Path) -> Iterator[bool]:
     lock = lock_at(path)
     if lock is None:
         yield False
-    elif os.name == "nt":  # where an open file cannot be removed
+    elif os.name == "nt":  # An open file cannot be removed there.
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -354,7 +356,7 @@ class Parts:
                 raise OtherParts(str(folder))
             else:
                 self._entries[entry["part"]] = entry
-        self._is_clean = False  # whether the manifest holds the lines of these entries and no others
+        self._is_clean = False  # The manifest may hold other lines than those of these entries.
 
     def __contains__(self, part: int) -> bool:
         return part in self._entries
@@ -382,15 +384,20 @@ class Parts:
         """
         make_folder(self.folder)
         path = self.path(part)
-        if not self._is_clean:  # once, so that no torn line stays in front of the next
+        if not self._is_clean:  # The manifest is written once, so that no torn line stays in front of the next.
             write_text(self.folder / self.MANIFEST, "".join(map(_manifest_line, self._entries.values())))
             self._is_clean = True
         if path.is_dir() and not path.is_symlink():
-            remove(path)  # which nothing but a folder could take the place of
+            remove(path)  # No file could take the place of a folder.
         with atomic_file(path) as temporary:
             yield temporary
-            size, sum_ = temporary.stat().st_size, digest(temporary)
-        entry = {"identity": self._identity, "part": part, "bytes": size, "sha256": sum_, "facts": facts}
+            entry = {
+                "identity": self._identity,
+                "part": part,
+                "bytes": temporary.stat().st_size,
+                "sha256": digest(temporary),
+                "facts": facts,
+            }
         with (self.folder / self.MANIFEST).open("a", encoding="utf8") as file:
             file.write(_manifest_line(entry))
             file.flush()
@@ -405,7 +412,7 @@ class Parts:
         path = self.path(entry["part"])
         try:
             return is_plain(path) and path.stat().st_size == entry["bytes"] and digest(path) == entry["sha256"]
-        except OSError:  # it is made anew, which says what is wrong with the disk
+        except OSError:  # The part is made anew, which says what is wrong with the disk.
             return False
 
     def _read_manifest(self) -> Iterator[dict[str, Any]]:
@@ -456,8 +463,7 @@ DAMAGES = (
     BadZipFile,
     zlib.error,
 )
-# Errors of the system that say that a file is another one than was written; libraries raise an OSError without a
-# number.
+# Errors of the system that say that a file is another one than was written; libraries raise one without a number.
 DAMAGE_ERRNOS = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.ELOOP)
 
 
@@ -488,8 +494,7 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        waiting = say("another process is making {target}: waiting until it is done", target=target)
-        with locked(target.with_name(target.name + ".lock"), waiting):
+        with _made_by_one(target):
             if not target.exists():
                 if not resumable:
                     remove(partial)
@@ -497,9 +502,8 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
                     make(partial)
                     rename(partial, target)
                 except BaseException as error:
-                    # interrupted, memory or disk short, or a read or write failed, which of a network it does now and
-                    # then: the same work may get further next time; what is wrong with the data or with the place stays
-                    # wrong
+                    # After an interrupt, a lack of memory or disk, or a read or write that failed, the same work may
+                    # get further next time; what is wrong with the data or with the folder stays wrong.
                     causes = (error, error.__cause__, error.__context__)
                     may_pass = isinstance(error, (KeyboardInterrupt, DoesNotFit)) or any(
                         isinstance(cause, OSError) for cause in causes
@@ -526,6 +530,12 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
             problem = say("{parent}: the disk is full; free space or {advice}", parent=target.parent, advice=advice)
         raise UserError(problem) from error
     return target
+
+
+def _made_by_one(target: Path) -> AbstractContextManager[None]:
+    """A context in which no other process makes `target`; it waits for another that does, and says so."""
+    waiting = say("another process is making {target}: waiting until it is done", target=target)
+    return locked(target.with_name(target.name + ".lock"), waiting)
 
 
 def read_once_made(
@@ -561,9 +571,8 @@ def remove_damaged(target: Path, read: Callable[[Path], object]) -> None:
     Raises:
         UserError: it cannot be read, or cannot be removed.
     """
-    waiting = say("another process is making {target}: waiting until it is done", target=target)
     try:
-        with locked(target.with_name(target.name + ".lock"), waiting):
+        with _made_by_one(target):
             try:
                 read(target)
                 return  # Another process that saw the damage has made it anew meanwhile.
@@ -647,16 +656,16 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, may_wait: bool = False)
     Raises:
         OSError: it is not a plain file, cannot be read, or is larger than `most` bytes.
     """
-    pieces, left = list[bytes](), most + 1
+    content = bytearray()
     with open(path, "rb") if may_wait else open_plain(path) as file:
-        # no more at once than the file has: Python asks malloc for all that a read allows, which `ulimit -v` may refuse
-        step = max(PIECE_BYTES, os.fstat(file.fileno()).st_size + 1)
-        while left and (piece := file.read(min(step, left))):
-            pieces.append(piece)
-            left -= len(piece)
-    if not left:
-        raise OSError(errno.EFBIG, say("is larger than {most} MiB, which no such file is", most=most // 1024**2))
-    return b"".join(pieces)
+        # Python asks malloc for all that a read allows, which `ulimit -v` may refuse: so a read allows little.
+        while piece := file.read(PIECE_BYTES):
+            content += piece
+            if len(content) > most:
+                raise OSError(
+                    errno.EFBIG, say("is larger than {most} MiB, which no such file is", most=most // 1024**2)
+                )
+    return bytes(content)
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES) -> str:

@@ -9,16 +9,20 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-# what a line may be broken after: blanks, and wide letters where no closing mark follows
+# A line may be broken after blanks, and after wide letters where no closing mark follows.
 _WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
-_CLOSING, _OPENING = "，。、；：！？）】》」』”’%", "（【《「『“‘"
+_CLOSING = "，。、；：！？）】》」』”’%"
+_OPENING = "（【《「『“‘"
 _PIECES = re.compile(
-    rf"\s*[{_OPENING}]*(?:[{_WIDE}](?=[^{_CLOSING}]|$)|[^\s{_WIDE}]+[{_CLOSING}]*|[{_WIDE}][{_CLOSING}]+|[{_CLOSING}]+)\s*"
+    rf"\s*[{_OPENING}]*"
+    rf"(?:[{_WIDE}](?=[^{_CLOSING}]|$)|[^\s{_WIDE}]+[{_CLOSING}]*|[{_WIDE}][{_CLOSING}]+|[{_CLOSING}]+)\s*"
     r"|\s+"
 )
-_QUOTED, _KEPT = re.compile("`[^`]*`"), "\ue000"  # stands for a blank that is no place to break
+_QUOTED = re.compile("`[^`]*`")
+_NO_BREAK = "\ue000"  # It stands for a blank at which a line must not be broken.
 HANGING = 2  # columns
-_JOINER, _SKIN_TONES = "\u200d", "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+_JOINER = "\u200d"
+_SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 
 
 def width(text: str) -> int:
@@ -29,14 +33,14 @@ def width(text: str) -> int:
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Pad all cells but the last of each row to the width of their column."""
     widths: dict[int, int] = {}
-    rows = [[str(cell) for cell in row] for row in rows]
     for row in rows:
         for column, cell in enumerate(row[:-1]):
             widths[column] = max(widths.get(column, 0), width(cell))
-    return [
-        "  ".join([*(cell + " " * (widths[column] - width(cell)) for column, cell in enumerate(row[:-1])), *row[-1:]])
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = [fitted(cell, widths[column]) for column, cell in enumerate(row[:-1])]
+        lines.append("  ".join([*cells, *map(str, row[-1:])]))
+    return lines
 
 
 def one_line(text: str, most: int = 160) -> str:
@@ -47,44 +51,45 @@ def one_line(text: str, most: int = 160) -> str:
 
 def letters(text: str) -> list[str]:
     """The letters that a reader sees: each character with the marks over it, an emoji with what is joined to it."""
-    found = list[str]()
+    groups = list[str]()
     for character in text:
         is_mark = unicodedata.category(character)[0] == "M" or character == _JOINER or character in _SKIN_TONES
-        if found and (is_mark or found[-1][-1] == _JOINER):
-            found[-1] += character
+        if groups and (is_mark or groups[-1][-1] == _JOINER):
+            groups[-1] += character
         else:
-            found.append(character)
-    return found
+            groups.append(character)
+    return groups
 
 
-def folded(line: str, room: int, indent: int = 0) -> list[str]:
-    """Break a line between words, or between Chinese letters, into lines of at most `room` columns.
+def folded(line: str, columns: int, indent: int = 0) -> list[str]:
+    """Break a line between words, or between Chinese letters, into lines of at most so many columns.
 
     Args:
-        indent: blanks before all but the first, fewer where they would take more than half of the room. A word that is
-            wider than a line stays whole: it may be a name to copy.
+        indent: blanks before all but the first, at most half of the columns. A word that is wider than a line stays
+            whole: it may be a name to copy.
     """
-    indent = min(indent, room // 2)
-    lines, now = [], ""
+    indent = min(indent, columns // 2)
+    lines = []
+    current = ""
     for piece in _PIECES.findall(str(line)):
-        if now.strip() and width(now) + width(piece.rstrip()) > room:
-            lines.append(now.rstrip())
-            now = " " * indent + piece.lstrip()
+        if current.strip() and width(current) + width(piece.rstrip()) > columns:
+            lines.append(current.rstrip())
+            current = " " * indent + piece.lstrip()
         else:
-            now += piece
-    return [*lines, now.rstrip()]
+            current += piece
+    return [*lines, current.rstrip()]
 
 
 def fitted(line: str, columns: int) -> str:
     """Cut or fill a line to so many columns."""
-    taken = 0
-    line = str(line)
-    for place, letter in enumerate(line):
-        wide = width(letter)
-        if taken + wide > columns:
-            return line[:place] + " " * (columns - taken)
-        taken += wide
-    return line + " " * (columns - taken)
+    fitting = ""
+    free = columns
+    for letter in str(line):
+        if width(letter) > free:
+            break
+        fitting += letter
+        free -= width(letter)
+    return fitting + " " * free
 
 
 def shortened(name: str, columns: int) -> str:
@@ -94,18 +99,16 @@ def shortened(name: str, columns: int) -> str:
     name = str(name)
     if width(name) <= columns:
         return name
-    head = tail = ""
     parts = letters(name)
-    for place in range(len(parts)):
-        letter = parts[-1 - place // 2] if place % 2 else parts[place // 2]
-        if width(head + tail + letter) + 1 > columns:
-            break
-        head, tail = (head, letter + tail) if place % 2 else (head + letter, tail)
-    return f"{head}…{tail}"
+    for count in range(len(parts), 0, -1):
+        text = "".join([*parts[: -(-count // 2)], "…", *parts[len(parts) - count // 2 :]])
+        if width(text) <= columns:
+            return text
+    return "…"
 
 
-def paragraphs(text: str, room: int) -> list[str]:
-    """Text in lines of at most `room` columns, hanging under their first; what is to be copied stays whole.
+def paragraphs(text: str, columns: int) -> list[str]:
+    """Text in lines of at most so many columns, hanging under their first; what is to be copied stays whole.
 
     That is what stands between backticks, and a line that is a command.
     """
@@ -115,8 +118,8 @@ def paragraphs(text: str, room: int) -> list[str]:
         if words.startswith("python "):
             lines.append(line)
             continue
-        whole = _QUOTED.sub(lambda found: found.group().replace(" ", _KEPT), words)
+        whole = _QUOTED.sub(lambda match: match.group().replace(" ", _NO_BREAK), words)
         indent = len(line) - len(words)
-        parts = folded(whole, room - indent - HANGING)
+        parts = folded(whole, columns - indent - HANGING)
         lines += [" " * (indent + HANGING * (number > 0)) + part.lstrip() for number, part in enumerate(parts)]
-    return [line.replace(_KEPT, " ") for line in lines]
+    return [line.replace(_NO_BREAK, " ") for line in lines]

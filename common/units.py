@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 
-KIB, MIB, GIB = 1024, 1024**2, 1024**3
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
 _FACTORS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024**4}
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
 
@@ -31,14 +33,14 @@ def parse_size(text: str | int | float) -> int:
 
 def format_size(size_bytes: float) -> str:
     """Show bytes as people read them: `1.25 GiB`, `96.0 MiB`, `512 B`."""
-    sign, size = ("-" if size_bytes < 0 else ""), abs(size_bytes)
+    size = abs(size_bytes)
     if size >= GIB:
-        return f"{sign}{size / GIB:.2f} GiB"
+        return f"{size_bytes / GIB:.2f} GiB"
     if size >= MIB:
-        return f"{sign}{size / MIB:.1f} MiB"
+        return f"{size_bytes / MIB:.1f} MiB"
     if size >= KIB:
-        return f"{sign}{size / KIB:.1f} KiB"
-    return f"{sign}{size:.0f} B"
+        return f"{size_bytes / KIB:.1f} KiB"
+    return f"{size_bytes:.0f} B"
 
 
 def typed_size(size_bytes: float) -> str:

@@ -42,10 +42,13 @@ from devices.threads import most_threads
 
 # Sizes and times of the measurement: a slow dtype must end it at a tiny product, a fast one needs a large product;
 # each size is repeated for a while, because other programs on the machine can only make a product slower.
-FIRST_SIDE, LAST_SIDE, LONG_SECONDS, REPEAT_SECONDS = 64, 1024, 4e-3, 15e-3
-UPLOAD_ALIGNMENT = 256  # bytes; of the tensors that are copied together
-COPIED_BYTES = 64 * 2**20  # far above any processor's cache
-WAITING_FACTOR = 2.0  # twice the side is eight times the work: a rate that grows by more than this was mostly waiting
+FIRST_SIDE = 64
+LAST_SIDE = 1024
+LONG_SECONDS = 4e-3
+REPEAT_SECONDS = 15e-3
+UPLOAD_ALIGNMENT = 256  # Bytes that tensors which are copied together begin at.
+COPIED_BYTES = 64 * 2**20  # This is far above any processor's cache.
+WAITING_FACTOR = 2.0  # Twice the side is eight times the work: a rate that grows by more than this was mostly waiting.
 HOST_OUT_OF_MEMORY = (
     "defaultcpuallocator: can't allocate memory",
     "not enough memory: you tried to allocate",
@@ -115,7 +118,7 @@ def has_fused(device: torch.device) -> bool:
 def seed_generator(device: torch.device, seed: int) -> None:
     """Seed the generator with which torch draws on a device."""
     if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all devices
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all devices.
     elif device.type != "meta":
         torch.get_device_module(device).manual_seed(seed)
 
@@ -129,14 +132,16 @@ def form_scores(count: int) -> None:
 @contextmanager
 def override_traits(name: str, traits: DeviceTraits) -> Iterator[None]:
     """Other traits for tensors on the device of this name until the context ends: for counting and for tests."""
-    before, _traits[name] = _traits[name], traits
+    before = _traits[name]
+    _traits[name] = traits
     try:
         yield
     finally:
         _traits[name] = before
 
 
-WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}  # As of the setting `mixed_precision`.
+# The words of the setting `mixed_precision`.
+WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 REASONS = {
     torch.float32: say("fp32 products: bf16 ones are not faster here; weights may still be stored in bf16"),
     torch.bfloat16: say("bf16 products: fast here"),
@@ -159,12 +164,13 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found
+    """The dtype of a name without its library."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 class _Uploads(threading.local):
-    waiting: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # what `place` has returned, and what it will hold
+    waiting: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # What `place` has returned, and what it will hold.
 
 
 _uploads = _Uploads()
@@ -178,11 +184,11 @@ def placed_together() -> Iterator[None]:
     Each copy to MPS waits for all that has been started there. Of contexts inside each other the first that ends sends
     all.
     """
-    if _uploads.waiting is None:
-        _uploads.waiting = []
+    _uploads.waiting = _uploads.waiting or []
     try:
         yield
-        waiting, _uploads.waiting = _uploads.waiting, None
+        waiting = _uploads.waiting
+        _uploads.waiting = None
         if waiting:
             _send(waiting)
     finally:
@@ -191,11 +197,11 @@ def placed_together() -> Iterator[None]:
 
 def _send(waiting: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     sizes = [-(-tensor.nbytes // UPLOAD_ALIGNMENT) * UPLOAD_ALIGNMENT for _, tensor in waiting]
-    whole = torch.empty(sum(sizes), dtype=torch.uint8)
-    for part, (_, tensor) in zip(whole.split(sizes), waiting, strict=True):
+    on_host = torch.empty(sum(sizes), dtype=torch.uint8)
+    for part, (_, tensor) in zip(on_host.split(sizes), waiting, strict=True):
         part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    there = place(whole, waiting[0][0].device)
-    for part, (target, tensor) in zip(there.split(sizes), waiting, strict=True):
+    on_device = place(on_host, waiting[0][0].device)
+    for part, (target, tensor) in zip(on_device.split(sizes), waiting, strict=True):
         target.data = part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
@@ -224,13 +230,12 @@ class Device(ABC):
     """
 
     name: str  # "cpu", "cuda" or "mps"
-    copies_beside = False  # whether copies to and from the host run beside the computation
-    serves_several = True  # whether several processes can train on such devices together
-    is_separate_memory = False  # whether its tensors lie outside the machine's RAM
-    # whether cached blocks serve tensors of other sizes: then emptying the cache by schedule only costs time
-    reuses_cache = False
-    out_of_memory_words: tuple[str, ...] = ()  # lower case; the backend's own messages
-    largest_side = LAST_SIDE  # of the products that are measured: a device with more units needs more work to show them
+    copies_beside = False  # Copies to and from the host run beside the computation.
+    serves_several = True  # Several processes can train on such devices together.
+    is_separate_memory = False  # Its tensors lie outside the machine's RAM.
+    reuses_cache = False  # Cached blocks serve tensors of other sizes: emptying the cache by schedule only costs time.
+    out_of_memory_words: tuple[str, ...] = ()  # Words of the backend's own messages, in lower case.
+    largest_side = LAST_SIDE  # Products up to this side are measured: a device with more units needs more work.
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
@@ -341,7 +346,8 @@ class Device(ABC):
         """
         for dtype in self.rated_dtypes:
             is_slow = FAST_FACTOR * self.nominal_rate(dtype) < self.nominal_rate(torch.float32)
-            side, last = FIRST_SIDE, FIRST_SIDE if is_slow else self.largest_side
+            last = FIRST_SIDE if is_slow else self.largest_side
+            side = FIRST_SIDE
             while side <= last:
                 square = torch.full((side, side), 0.5, dtype=dtype, device=self.torch_device)
                 square @ square
@@ -361,20 +367,21 @@ class Device(ABC):
         return self._rates[dtype]
 
     def _measure_rate(self, dtype: torch.dtype) -> float:
-        side, best = FIRST_SIDE, 0.0
-        while True:
+        side = FIRST_SIDE
+        best = 0.0
+        is_slow = False
+        while side <= self.largest_side and not is_slow:
             square = torch.full((side, side), 0.5, dtype=dtype, device=self.torch_device)
-            times = [self._time(square.__matmul__, square) for _ in range(3)]
-            while sum(times) < REPEAT_SECONDS and len(times) < 20:
+            times: list[float] = []
+            while len(times) < 3 or (sum(times) < REPEAT_SECONDS and len(times) < 20):
                 times.append(self._time(square.__matmul__, square))
             rate = 2 * side**3 / min(times)
             # On a busy machine a small product takes as long as its threads wait for a core, so that a large one is
             # faster by its size; a dtype that is slow by itself is not.
             is_slow = min(times) >= LONG_SECONDS and side > FIRST_SIDE and rate < WAITING_FACTOR * best
             best = max(best, rate)
-            if side >= self.largest_side or is_slow:
-                return best
             side *= 2
+        return best
 
     def _time(self, work: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> float:
         self.synchronize()
@@ -395,7 +402,7 @@ class Device(ABC):
         """
         source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=self.torch_device)
         target = torch.empty_like(source).copy_(source)
-        return 2 * COPIED_BYTES / min(self._time(target.copy_, source) for _ in range(5))  # others only make it slower
+        return 2 * COPIED_BYTES / min(self._time(target.copy_, source) for _ in range(5))  # Others only make it slower.
 
     def known_speed(self) -> Measured | None:
         """What was measured of this device, here or in an earlier run; None: nothing yet."""

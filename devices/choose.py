@@ -36,27 +36,23 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
     Raises:
         UserError: the device asked for is not here, or there are more processes than GPUs.
     """
-    known = backends()
-    serving = [name for name, backend in known.items() if backend.serves_several or local_processes == 1]
-    # a backend that is not asked for is not asked whether it is here: the question loads the driver of a GPU
-    name = requested if requested != AUTO else next(name for name in serving if not known[name].why_missing())
-    if name not in known:
+    kinds = backends()
+    serving = [name for name, kind in kinds.items() if kind.serves_several or local_processes == 1]
+    # A backend that is not requested is not asked whether it is here: the question loads the driver of a GPU.
+    name = requested if requested != AUTO else next(name for name in serving if not kinds[name].why_missing())
+    if name not in kinds:
         raise UserError(
-            say(
-                "--device = {requested}, is not known; allowed: auto, {known}",
-                requested=requested,
-                known=join(", ", known),
-            )
+            "--device = {requested}, is not known; allowed: auto, {known}",
+            requested=requested,
+            known=join(", ", kinds),
         )
-    if reason := known[name].why_missing():
-        here = [other for other, backend in known.items() if not backend.why_missing()]
+    if reason := kinds[name].why_missing():
+        here = [other for other, kind in kinds.items() if not kind.why_missing()]
         raise UserError(
-            say(
-                "--device = {requested}, is not here ({reason}); here: {here}; use one of them or auto",
-                requested=requested,
-                reason=reason,
-                here=join(", ", here),
-            )
+            "--device = {requested}, is not here ({reason}); here: {here}; use one of them or auto",
+            requested=requested,
+            reason=reason,
+            here=join(", ", here),
         )
     if name not in serving:
         raise UserError(
@@ -65,7 +61,7 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
             requested=requested,
             local_processes=local_processes,
         )
-    count = known[name].count()
+    count = kinds[name].count()
     if count is not None and local_rank >= count:
         raise UserError(
             "--num_processes = {local_rank} or more, but this machine has {devices}; allowed: at most "
@@ -77,8 +73,8 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
             processes=counted(count, "process"),
         )
     try:
-        return known[name](local_rank)
-    except RuntimeError as error:  # such as a GPU that others have filled, or hold alone
+        return kinds[name](local_rank)
+    except RuntimeError as error:  # Others may have filled a GPU, or hold it alone.
         reason = next(iter(error.args), "unknown")
         if not isinstance(reason, Message):
             reason = str(reason).partition("\n")[0]  # torch adds lines of advice for programmers.

@@ -24,8 +24,8 @@ class Carrier:
         return torch.empty(size, dtype=torch.uint8)
 
     def mark(self) -> Wait:
-        """The place that the computation has been told of so far; calling what comes back waits until it is reached."""
-        return lambda: None  # a device that computes in order has reached every place before a copy
+        """A function that waits until the computation has come to where it is told of now."""
+        return lambda: None  # A device that computes in order has reached every point before a copy.
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copy; of source and target one lies on the host."""

@@ -52,17 +52,17 @@ def threads_of_environment() -> int | None:
     return None
 
 
-def computing_threads(asked: int | str = AUTO) -> int:
-    """Threads that products use: as asked for, else as the environment says, else a thread for each real core.
+def computing_threads(requested: int | str = AUTO) -> int:
+    """Threads that products use: as requested, else as the environment says, else a thread for each real core.
 
     Args:
-        asked: `num_threads`.
+        requested: `num_threads`.
     """
-    if asked != AUTO:
-        return int(asked)
-    if (named := threads_of_environment()) is not None:
-        return named
-    import psutil  # a run has it anyway; other readers of this file need not
+    if requested != AUTO:
+        return int(requested)
+    if (threads := threads_of_environment()) is not None:
+        return threads
+    import psutil  # A run has it anyway; other readers of this file need not.
 
     cores = min(usable_cores(), psutil.cpu_count(logical=False) or usable_cores())
     return max(1, min(cores, int(core_quota() or cores)))

@@ -4,8 +4,7 @@
   itself (some 400 MiB) is never ours to count, and free memory is told without it.
 - A budget is a hard limit: the allocator refuses what goes beyond it, and the error is handled where a plan can shrink.
 - bf16 where the card has it (Ampere on); else fp16 where it has tensor cores (Volta, Turing but GTX 16), with a loss
-scale;
-  TF32 is fp32's fast way, taken unless the user asks for fp32 itself.
+  scale; TF32 is fp32's fast form, unless the user asks for fp32 itself.
 Source: PyTorch notes "CUDA semantics" (memory management, TF32, pinned buffers).
 """
 
@@ -21,8 +20,8 @@ from devices.base import Device
 from devices.copies import Carrier, CudaCarrier
 from devices.torch_compiler import why_not_for_gpu
 
-COMPILED_CAPABILITY = (7, 0)  # Of Triton.
-FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
+COMPILED_CAPABILITY = (7, 0)  # Triton compiles for cards from Volta on.
+FP16_CAPABILITY = (7, 0)  # Volta was the first with tensor cores.
 # Turing's smaller chips (TU116, TU117) have none, but the same capability. Source: NVIDIA's data sheets of these cards.
 NO_TENSOR_CORES = re.compile(r"GTX 16|\bMX[45]50\b|\bT(400|500|550|600|1000|1200|2000)\b")
 OLD_CARDS = (
@@ -57,23 +56,23 @@ def why_no_kernels(index: int) -> str:
 
     Machine code serves the later cards of its own generation, PTX every later one. Source: torch.cuda._check_cubins.
     """
-    major, minor = torch.cuda.get_device_capability(index)
-    # Those of ROCm have other names.
-    builds = re.findall(r"\b(sm|compute)_(\d+)(\d)([af]?)\b", " ".join(torch.cuda.get_arch_list()))
-    kinds = [(kind, (int(of), int(low)), suffix) for kind, of, low, suffix in builds]
-    for kind, (of, low), suffix in kinds:
-        is_later = (of, low) == (major, minor) if suffix == "a" else (of, low) <= (major, minor)
-        if is_later and (kind == "compute" or of == major):
-            return ""
-    if not kinds:
+    capability = torch.cuda.get_device_capability(index)
+    # The architectures of ROCm have other names, so that nothing is found there.
+    architectures = re.findall(r"\b(sm|compute)_(\d+)(\d)([af]?)\b", " ".join(torch.cuda.get_arch_list()))
+    if not architectures:
         return ""
+    for kind, major, minor, suffix in architectures:
+        built_for = (int(major), int(minor))
+        is_served = built_for == capability if suffix == "a" else built_for <= capability
+        if is_served and (kind == "compute" or built_for[0] == capability[0]):
+            return ""
     return say(
         "torch {version} has no kernels for {device} (compute capability {major}.{minor}, it has {value}); {old_cards}",
         version=torch.__version__,
         device=torch.cuda.get_device_name(index),
-        major=major,
-        minor=minor,
-        value=join(", ", sorted({f"{of}.{low}" for _, (of, low), _ in kinds})),
+        major=capability[0],
+        minor=capability[1],
+        value=join(", ", sorted({f"{major}.{minor}" for _, major, minor, _ in architectures})),
         old_cards=OLD_CARDS,
     )
 
@@ -87,14 +86,14 @@ class CudaDevice(Device):
 
     name = "cuda"
     is_separate_memory = copies_beside = reuses_cache = True
-    largest_side = 4096  # smaller products do not fill the multiprocessors
+    largest_side = 4096  # Smaller products do not fill the multiprocessors.
     speed_class = "cuda"
     threads = 1
     out_of_memory_words = (
         "cuda out of memory",
         "hip out of memory",
         "cuda error: out of memory",
-        "cuda driver error: out of memory",  # of expandable segments
+        "cuda driver error: out of memory",
         "hip error: out of memory",
         "cublas_status_alloc_failed",
         "cudnn_status_alloc_failed",
@@ -103,7 +102,7 @@ class CudaDevice(Device):
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(torch.device("cuda", index))
-        if reason := why_no_kernels(index):  # `why_missing` has looked at the first
+        if reason := why_no_kernels(index):  # `why_missing` has looked at the first card alone.
             raise RuntimeError(reason)
         torch.cuda.set_device(self.torch_device)
 
@@ -188,7 +187,7 @@ class CudaDevice(Device):
         return 2 * workspace_bytes(capability, is_rocm=torch.version.hip is not None)
 
     def set_exact_fp32(self, exact: bool) -> None:
-        torch.set_float32_matmul_precision("highest" if exact else "high")  # high: TF32, from Ampere on
+        torch.set_float32_matmul_precision("highest" if exact else "high")  # High is TF32, from Ampere on.
 
     def carrier(self) -> Carrier:
         return CudaCarrier(self.torch_device)

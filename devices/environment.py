@@ -14,7 +14,8 @@ from collections.abc import Mapping, MutableMapping
 from importlib import metadata
 from pathlib import Path
 
-HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
+HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 # Compiled products that oneDNN, and torch above it, keep by shape: 1,024 each where nothing is said, 0.3 MiB a shape
 # and place. To compile one takes 0.3 ms. Steps of 256 short rows are 15% faster at 32 than at 16, and not faster at
 # 128.
@@ -23,7 +24,8 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # torch 2.9 knows the first name and does not heed it on CUDA (pytorch 183387); it works in 2.11.
 FIRST_WITH_NEW_NAME = (2, 11)
 # torch's own 1.7 and 1.4 of the recommended working set can exceed the RAM: the machine swaps where an error would help
-HIGH_DEFAULT, LOW_SHARE = 0.8, 0.75
+HIGH_DEFAULT = 0.8
+LOW_SHARE = 0.75
 
 
 def prepare_environment(
@@ -39,16 +41,16 @@ def prepare_environment(
     Returns:
         the variables that were set here.
     """
-    # Arrow's own pool keeps freed memory out of malloc_trim's reach
-    wanted = {"ARROW_DEFAULT_MEMORY_POOL": "system", **PRODUCT_CACHES}
+    # Arrow's own pool keeps freed memory out of malloc_trim's reach.
+    defaults = {"ARROW_DEFAULT_MEMORY_POOL": "system", **PRODUCT_CACHES}
     if platform == "darwin":
-        wanted |= {"PYTORCH_ENABLE_MPS_FALLBACK": "1", **_watermarks(environ)}
+        defaults |= {"PYTORCH_ENABLE_MPS_FALLBACK": "1", **_watermarks(environ)}
     # NVIDIA's driver, or under WSL2 that of Windows.
     has_driver = _is_any_there(root, "nvidiactl", "dxg")
     if platform == "linux" and has_driver and not any(name in environ for name in ALLOCATOR_SETTINGS):
         # Blocks of any length share one range: no fragments.
-        wanted[_allocator_settings(torch_version)] = "expandable_segments:True"
-    new = {name: value for name, value in wanted.items() if name not in environ}
+        defaults[_allocator_settings(torch_version)] = "expandable_segments:True"
+    new = {name: value for name, value in defaults.items() if name not in environ}
     environ.update(new)
     return new
 
@@ -70,7 +72,7 @@ def _allocator_settings(torch_version: str | None) -> str:
     """The variable that torch's allocator on CUDA reads; torch itself is not imported to learn its version."""
     try:
         numbers = re.findall(r"\d+", torch_version or metadata.version("torch"))
-    except metadata.PackageNotFoundError:  # torch that was not installed as a package
+    except metadata.PackageNotFoundError:  # torch may not have been installed as a package.
         return ALLOCATOR_SETTINGS[0]
     is_new = (int(numbers[0]), int(numbers[1])) >= FIRST_WITH_NEW_NAME
     return ALLOCATOR_SETTINGS[0] if is_new else ALLOCATOR_SETTINGS[1]

@@ -14,11 +14,15 @@ from pathlib import Path
 
 from devices.sizes import HEAP_BELOW, HEAP_EXCESS, UNTRIMMED_HEAP_BELOW
 
-# numbers of malloc.h
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
-ALWAYS = {M_TOP_PAD: 128 * 1024, M_MMAP_MAX: 65536}  # as glibc has them where nobody says otherwise
+# Numbers of malloc.h.
+M_TRIM_THRESHOLD = -1
+M_TOP_PAD = -2
+M_MMAP_THRESHOLD = -3
+M_MMAP_MAX = -4
+M_ARENA_MAX = -8
+ALWAYS = {M_TOP_PAD: 128 * 1024, M_MMAP_MAX: 65536}  # These are the defaults of glibc.
 # "fast" keeps small tensors in the heap, which each pass trims; large ones are mapped, so that what they took is given
-# back. "untrimmed" keeps more in the heap, and its pages for the next step
+# back. "untrimmed" keeps more in the heap, and its pages for the next step.
 TUNINGS: dict[str, dict[int, int]] = {
     "small": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
     "fast": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: HEAP_BELOW, M_TRIM_THRESHOLD: 8 * 1024**2},
@@ -42,11 +46,11 @@ def _libc() -> ctypes.CDLL | None:
         libc = ctypes.CDLL(None)
         if not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") and hasattr(libc, "gnu_get_libc_version")):
             return None
-    except (OSError, TypeError):  # Windows has no library of the process
+    except (OSError, TypeError):  # Windows has no library of the process.
         return None
     libc.malloc_trim.argtypes = [ctypes.c_size_t]
     libc.mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
-    if hasattr(libc, "mallinfo2"):  # since glibc 2.33
+    if hasattr(libc, "mallinfo2"):  # It came with glibc 2.33.
         libc.mallinfo2.restype = _Mallinfo
     return libc
 
@@ -89,8 +93,9 @@ class HeapTrimmer:
         self.share, self.least_bytes = HEAP_EXCESS.get(tuning, (0.0, 0))
         self.keeps = tuning == "untrimmed"
         self._libc = _libc() if tuning in HEAP_EXCESS else None
-        # in use before any pass, and at the most; resident, and not malloc's
-        self._lasting = self._most = self._rest = 0
+        self._lasting = 0  # Bytes in use before any pass.
+        self._most = 0  # The most bytes that were in use.
+        self._foreign = 0  # Resident bytes that are not malloc's.
         if self._libc is not None:
             self._lasting = self._most = sum(_used_and_mapped(self._libc))
             self._trim(self._most)
@@ -116,13 +121,13 @@ class HeapTrimmer:
         in_heap, mapped = _used_and_mapped(self._libc)
         used = in_heap + mapped
         self._most = max(self._most, used) if self.keeps else used
-        excess = _resident_bytes() - self._rest - self._most
+        excess = _resident_bytes() - self._foreign - self._most
         if excess > abs(in_heap - before) + max(self.least_bytes, self.share * (self._most - self._lasting)):
             self._trim(used)
 
     def _trim(self, used: int) -> None:
         trim_malloc()
-        self._rest = _resident_bytes() - used
+        self._foreign = _resident_bytes() - used
 
 
 def _used_and_mapped(libc: ctypes.CDLL) -> tuple[int, int]:

@@ -4,13 +4,10 @@ Torch may claim MPS on Intel Macs and under Rosetta, where it hangs or gives wro
 asked first, through sysctl in this very process, and only then torch. What follows from how MPS works:
 
 - It shares the machine's RAM: pinning would only copy, loader processes would only take memory from it, and its budget
-is
-  the smaller of `recommended_max_memory` and what the host may give.
+  is the smaller of `recommended_max_memory` and what the host may give.
 - It keeps compiled graphs and a pool of buffers for each shape that it has met, and gives nothing back by itself
-(reports
-  of 72 GB of pool for 6.7 GB of tensors): tokens of a micro-batch, lengths and rows of a group of attention come from
-      small
-  sets of sizes (`limits`), and `memory.cleanup` empties the pool by schedule.
+  (reports of 72 GB of pool for 6.7 GB of tensors): tokens of a micro-batch, lengths and rows of a group of attention
+  come from small sets of sizes (`devices.sizes`), and `memory.cleanup` empties the pool by schedule.
 - It counts no peak, so the samples of `memory.monitor` do.
 - Its limit may exceed the RAM, so that the machine swaps where an error would help: `devices.environment` lowers it.
 Source: PyTorch issues 132596 and 152550 (growth with shapes), 119641 (bf16); "MPS environment variables".
@@ -33,7 +30,9 @@ BF16_CHIP = 3  # M1 and M2 emulate bfloat16: it saves memory there, no time
 # Nominal FLOP/s of fp32 products of a plain chip, and what Pro, Max and Ultra have of its units: a guess, not measured.
 PLAIN_RATE = 2.5e12
 CHIP_FACTORS = {"Pro": 2.0, "Max": 4.0, "Ultra": 8.0}
-BF16_FACTOR, EMULATED_FACTOR = 1.3, 0.7  # of the rate of fp32
+# Both are shares of the rate of fp32.
+BF16_FACTOR = 1.3
+EMULATED_FACTOR = 0.7
 
 
 def read_sysctl(name: str) -> bytes:
@@ -42,7 +41,8 @@ def read_sysctl(name: str) -> bytes:
         query = ctypes.CDLL(None).sysctlbyname
     except (OSError, TypeError, AttributeError):  # Windows; Linux
         return b""
-    buffer, size = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
+    buffer = ctypes.create_string_buffer(256)
+    size = ctypes.c_size_t(256)
     if query(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
         return b""
     return buffer.raw[: size.value]
@@ -52,13 +52,14 @@ def mac_hardware() -> str:
     """Recognise the machine: "apple_silicon", "rosetta" (translated process), "intel", or "" where this is no Mac."""
     if sys.platform != "darwin":
         return ""
-    is_translated, has_arm = (
-        int.from_bytes(read_sysctl(name), sys.byteorder) == 1
-        for name in ("sysctl.proc_translated", "hw.optional.arm64")
-    )
-    if is_translated or (has_arm and platform.machine() != "arm64"):
+    is_arm = platform.machine() == "arm64"
+    if _is_set("sysctl.proc_translated") or (_is_set("hw.optional.arm64") and not is_arm):
         return "rosetta"
-    return "apple_silicon" if platform.machine() == "arm64" else "intel"
+    return "apple_silicon" if is_arm else "intel"
+
+
+def _is_set(name: str) -> bool:
+    return int.from_bytes(read_sysctl(name), sys.byteorder) == 1
 
 
 def _brand() -> str:
@@ -70,7 +71,7 @@ class MpsDevice(Device):
     """The GPU of an Apple Silicon Mac; its memory is a share of the RAM."""
 
     name = "mps"
-    serves_several = False  # no backend of torch.distributed sums tensors that lie on it
+    serves_several = False  # No backend of torch.distributed sums tensors that lie on it.
     largest_side = 2048
     speed_class = "mps"
     threads = 1
@@ -146,7 +147,8 @@ class MpsDevice(Device):
         return PLAIN_RATE * units * {torch.float32: 1.0, torch.bfloat16: narrow}.get(dtype, 0.0)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
-        macos, chip = int((platform.mac_ver()[0] or "0").split(".")[0]), re.search(r"Apple M(\d+)", _brand())
+        macos = int((platform.mac_ver()[0] or "0").split(".")[0])
+        chip = re.search(r"Apple M(\d+)", _brand())
         if macos >= BF16_MACOS and chip and int(chip[1]) >= BF16_CHIP:
             return (torch.bfloat16, torch.float32)
         return (torch.float32,)

@@ -23,7 +23,8 @@ from devices.base import traits_of
 from settings.program import IS_INSTALLED
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
-MIX_1, MIX_2 = -4658895280553007687, -7723592293110705685  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 # A process may import a checkout's modules by their plain names and below the package, and torch takes a namespace
 # once.
 NAMESPACE = "frugalt5_package" if IS_INSTALLED else "frugalt5"
@@ -106,7 +107,7 @@ def random_words(keys: Tensor, count: int) -> Tensor:
 
 def round_by_torch(values: Tensor, noise: Tensor) -> Tensor:
     """fp32, overwritten, to bf16, after int16 `noise` of the same shape was added below its last bit; NaN stays NaN."""
-    no_number = values != values  # the noise would carry some of these over into 0
+    no_number = values != values  # The noise would carry some of these over into 0.
     bits = values.view(torch.int32)
     bits += noise.to(torch.int32).bitwise_and_(0xFFFF)
     bits &= -65536
@@ -149,21 +150,20 @@ def why_no_rounding_kernel(device: torch.device) -> str:
 @lru_cache(maxsize=64)
 def places_of_words(rows: int, words: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(rows, 1) and (words,) int64, whose sum is the place of each word of a matrix."""
-    places = torch.arange(0, rows * words, words, device=device), torch.arange(words, device=device)
-    return places[0].unsqueeze(1), places[1]
+    return torch.arange(0, rows * words, words, device=device).unsqueeze(1), torch.arange(words, device=device)
 
 
 @lru_cache(maxsize=4)
 def _why_not(kind: str) -> str:
     """Compile the kernel and compare it once with the operations of torch on the CPU."""
-    if kind not in ("cuda", "mps"):  # "meta", and a CPU in the place of a GPU
+    if kind not in ("cuda", "mps"):  # "meta", and a CPU that stands for a GPU, have nothing to compile.
         return ""
     values = torch.linspace(-3, 3, 64).view(4, 2, 8)
     keys = torch.arange(4) * MIX_1
     try:
         expected = round_in_one_kernel(values, keys)
         rounded = round_in_one_kernel(values.to(kind), keys.to(kind)).cpu()
-    except Exception as error:  # of a compiler, a driver or a later torch: whatever it is, torch's operations compute
+    except Exception as error:  # Whatever fails, a compiler, a driver or a later torch, torch's operations compute.
         return f"round_randomly: {(str(error).splitlines() or [type(error).__name__])[0]}"
     return "" if torch.equal(rounded, expected) else "round_randomly: other numbers than on the CPU"
 
@@ -185,7 +185,8 @@ def _shader() -> Any:
 
 
 def _round_mps(values: Tensor, keys: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    out, width = torch.empty_like(values, dtype=torch.bfloat16), values[0].numel() // 4
+    out = torch.empty_like(values, dtype=torch.bfloat16)
+    width = values[0].numel() // 4
     _shader().round_all(out, values, keys.contiguous(), width, threads=[width, len(values)])
     return out
 

@@ -17,12 +17,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-FAST_FACTOR = 1.2  # a 16-bit product must beat fp32 by this much to be worth its rounding
+FAST_FACTOR = 1.2  # A 16-bit product must beat fp32 by this much to be worth its rounding.
 ROOT = Path("/")
-ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # the second is the older name of the first
+ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # The second is the older name of the first.
 ISA_NAMES = re.compile(r"(DEFAULT|ALL|SSE41|AVX|AVX2|AVX2_VNNI|AVX2_VNNI_2|AVX512_CORE(_\w+)?|AVX10_\w+)\Z")
 ATEN_NAMES = ("default", "avx2", "avx512")
 ARM = ("arm64", "aarch64")
+TORCH_QUESTIONS = {
+    "avx512f": "_is_avx512_supported",
+    "avx512_bf16": "_is_avx512_bf16_supported",
+    "amx_tile": "_is_amx_tile_supported",
+    "amx_bf16": "_is_amx_tile_supported",
+}
 
 
 @dataclass(frozen=True)
@@ -66,11 +72,9 @@ def here(environ: Mapping[str, str] = os.environ, root: Path = ROOT, machine: st
         environ, root: the process's own unless a test says otherwise. machine: as `platform.machine` names it.
     """
     flags = flags_of(root)
-    if flags is None:  # Windows: what torch knows; nothing where it is not loaded
-        known = {"avx512f": "_is_avx512_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
-        known |= {"amx_tile": "_is_amx_tile_supported", "amx_bf16": "_is_amx_tile_supported"}
+    if flags is None:  # Windows does not tell, but torch does where it is loaded.
         cpu = getattr(sys.modules.get("torch"), "cpu", None)
-        flags = frozenset(flag for flag, name in known.items() if getattr(cpu, name, bool)())
+        flags = frozenset(flag for flag, question in TORCH_QUESTIONS.items() if getattr(cpu, question, bool)())
     return class_of(flags, environ, machine or platform.machine())
 
 
@@ -113,8 +117,8 @@ def _lowered(environ: Mapping[str, str]) -> frozenset[str]:
     has_amx = has_512 and (isa in ("ALL", "DEFAULT") or "AMX" in isa or is_unknown)
     if aten in ATEN_NAMES and aten != "avx512":
         has_512 = has_bf16 = has_amx = False
-    kept = {"avx512f": has_512, "avx512_bf16": has_bf16, "amx_tile": has_amx}
-    return frozenset(flag for flag, is_kept in kept.items() if not is_kept)
+    allowed = {"avx512f": has_512, "avx512_bf16": has_bf16, "amx_tile": has_amx}
+    return frozenset(flag for flag, is_allowed in allowed.items() if not is_allowed)
 
 
 def _cpuinfo(root: Path) -> str:
@@ -124,5 +128,5 @@ def _cpuinfo(root: Path) -> str:
         return ""
 
 
-if __name__ == "__main__":  # a check tells on which processor it ran
+if __name__ == "__main__":  # A check tells on which processor it ran.
     print(f"processor: {describe_here()}")

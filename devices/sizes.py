@@ -10,39 +10,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few buffers stay in the second-level cache
-DEVICE_SCORES = 1 << 25  # of attention, formed at a time on a GPU, where the plan says nothing else
-LEAST_SCORES, MOST_SCORES = 1 << 20, 1 << 28  # between which the plan chooses that
+DEVICE_SCORES = 1 << 25  # scores of attention formed at a time on a GPU, where the plan says nothing else
+LEAST_SCORES = 1 << 20  # The plan chooses between these two.
+MOST_SCORES = 1 << 28
 # weights updated at a time on a GPU, a block of most models; never more than its scores
 DEVICE_UPDATE_ELEMENTS = 1 << 24
-DEVICE_SUMMED_ELEMENTS = 1 << 24  # of tokens' gradients that are summed together on a GPU
+DEVICE_SUMMED_ELEMENTS = 1 << 24  # elements of tokens' gradients that are summed together on a GPU
 DEVICE_TILE = 128  # rows of a product that a processor of a GPU computes together
 MPS_INNER = 32_000  # terms of a product's sums: from 32,767 on MPS gives wrong numbers on some chips (pytorch 195163)
 LIBRARIES_BYTES = 4 << 20  # what libraries of products take at the first of them, where nothing else is known
-LEAST_LENGTH = 8  # of queries and keys in a tile
+LEAST_LENGTH = 8  # queries and keys in a tile
 SQUARE_LENGTH = 128  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
-KERNEL_WIDTHS = range(16, 513, 16)  # of a head, which compiled kernels can attend with
+KERNEL_WIDTHS = range(16, 513, 16)  # widths of a head that compiled kernels can attend with
 LONGEST_SHORT = 128  # rows that compiled kernels take whole, one (row, head) after the other
-LENGTH_MULTIPLE = 8  # of a padded row
+LENGTH_MULTIPLE = 8  # The length of a padded row is a multiple of this.
 LEAST_FILLED = 16  # tokens of a micro-batch
 FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
-LOSS_CHUNK_BYTES = 32 * 1024**2  # of fp32 logits that are formed together, where there is room
+LOSS_CHUNK_BYTES = 32 * 1024**2  # bytes of fp32 logits that are formed together, where memory suffices
 DEVICE_LOSS_CHUNK_BYTES = 256 * 1024**2  # the same on a GPU, which starts some 25 kernels for each chunk
 HEAD_CHUNK_TOKENS = 16  # fewest tokens whose logits are formed together
-UPDATE_ELEMENTS = 512 * 1024  # of a weight updated at a time: the few buffers of 2 MB that it needs stay in cache
-WIDENED_ELEMENTS = 512 * 1024  # of a narrow table widened at a time: 2 MB in fp32, which stay in cache and in the heap
+UPDATE_ELEMENTS = 512 * 1024  # elements of a weight updated at a time: the few buffers of 2 MB stay in cache
+WIDENED_ELEMENTS = 512 * 1024  # elements of a narrow table widened at a time: 2 MB in fp32 stay in cache and heap
 LEAST_WIDENED = 64  # rows of a matrix, however wide: with fewer what it is multiplied by would be read too often
-SUMMED_ELEMENTS = 1024 * 1024  # of tokens' gradients that are summed together, and of their sums: 4 MB in fp32
-DRAWN_ELEMENTS = 1024 * 1024  # of a weight whose initial values are drawn at a time
-PACKED_ELEMENTS = 128 * 1024  # of a matrix rounded to int4 at a time: its few buffers stay in cache
-INT4_GROUP, INT4_GROUP_BYTES = 64, 34  # weights of a row that share a scale in int4; with it, what they take
-FILE_CHUNK_BYTES = 4 * 1024**2  # of a tensor that is read from a file, as fp32
+SUMMED_ELEMENTS = 1024 * 1024  # elements of tokens' gradients that are summed together: 4 MB in fp32
+DRAWN_ELEMENTS = 1024 * 1024  # initial values of a weight that are drawn at a time
+PACKED_ELEMENTS = 128 * 1024  # elements of a matrix rounded to int4 at a time: its few buffers stay in cache
+INT4_GROUP = 64  # weights of a row that share a scale in int4
+INT4_GROUP_BYTES = 34  # bytes that they take with their scale
+FILE_CHUNK_BYTES = 4 * 1024**2  # bytes, as fp32, that are read of a tensor in a file at a time
 HEAP_BELOW = 4 * 1024**2  # bytes of the tensors in the heap with malloc "fast"; larger ones are mapped by themselves
 UNTRIMMED_HEAP_BELOW = 8 * 1024**2  # the same with malloc "untrimmed"
 MALLOCS = ("small", "fast", "untrimmed")  # tunings of malloc (`devices.malloc`), from the least memory on
-# what the heap may hold beyond the tensors in use before a step trims it: a share of what comes and goes, and at least
-# so many bytes
+# The heap may hold so much beyond the tensors in use before a step trims it: a share of what comes and goes, and at
+# least so many bytes.
 HEAP_EXCESS = {"fast": (0.01, 2 * 1024**2), "untrimmed": (0.33, 3 * UNTRIMMED_HEAP_BELOW)}
-ENCODER_TOKENS = 4096  # that pass through the encoder together to be answered, or one prompt
+ENCODER_TOKENS = 4096  # tokens of prompts that pass through the encoder together; or one longer prompt
 ANSWERED_TOGETHER = 64  # most rows that are answered at once; more bring little speed on a CPU
 EVALUATION_ROWS = 4096  # more than any evaluation batch, where its rows are not known
 SAMPLE_TOKENS = 64  # longest answer of the samples after a run
@@ -70,9 +72,8 @@ def update_elements(scores: int) -> int:
     """Of weights updated at a time on a GPU that forms so many scores at a time; on a CPU (0)."""
     if not scores:
         return UPDATE_ELEMENTS
-    return max(
-        min(DEVICE_UPDATE_ELEMENTS, scores), scores // 4
-    )  # A quarter of many scores: few kernels on a large card.
+    # A quarter of many scores makes few kernels on a large card.
+    return max(min(DEVICE_UPDATE_ELEMENTS, scores), scores // 4)
 
 
 def loss_chunk_tokens(chunk_bytes: int, vocab_size: int, tile: int = 1) -> int:

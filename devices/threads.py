@@ -18,13 +18,13 @@ from devices.cores import core_numbers, core_quota, threads_of_environment, usab
 from settings.fields import AUTO
 
 LOOK_SECONDS = 2.0
-LEAST_SECONDS = 0.25  # of a look: the system counts in hundredths of a second
-ENOUGH = 0.5  # of a core, from which one more thread is worth it
-ENOUGH_FOR_MORE = 0.75  # the same for a thread that does not run yet, so that the number does not swing
+LEAST_SECONDS = 0.25  # A look takes at least so long, because the system counts in hundredths of a second.
+ENOUGH = 0.5  # One more thread is worth it from this share of a core on.
+ENOUGH_FOR_MORE = 0.75  # A thread that does not run yet needs more, so that the number does not swing.
 
 
 @dataclass(frozen=True)
-class Usage:
+class CoreUsage:
     """Seconds since some moment, and core seconds worked in them: by all on the cores that this process may use, and by
     itself.
     """
@@ -34,26 +34,26 @@ class Usage:
     own: float
 
 
-def cores_left(before: Usage, now: Usage, cores: float, processes: int = 1) -> float:
+def free_cores(before: CoreUsage, now: CoreUsage, cores: float, processes: int = 1) -> float:
     """Cores that other programs have left to this process, one of several like it in the same run."""
     seconds = now.seconds - before.seconds
-    others = (now.busy - before.busy - processes * (now.own - before.own)) / seconds
-    return (cores - max(0.0, others)) / processes
+    foreign = (now.busy - before.busy - processes * (now.own - before.own)) / seconds
+    return (cores - max(0.0, foreign)) / processes
 
 
-def fitting_threads(left: float, left_before: float, now: int, most: int) -> int:
+def fitting_threads(cores: float, cores_before: float, now: int, most: int) -> int:
     """Threads that each have a core.
 
     Args:
-        left: cores that other programs leave. left_before: at the look before; more threads need two looks.
+        cores: that other programs leave. cores_before: at the look before; more threads need two looks.
         now: threads so far. most: threads on a machine without other programs.
     """
-    fewer = math.floor(left + 1 - ENOUGH)
-    more = math.floor(min(left, left_before) + 1 - ENOUGH_FOR_MORE)
+    fewer = math.floor(cores + 1 - ENOUGH)
+    more = math.floor(min(cores, cores_before) + 1 - ENOUGH_FOR_MORE)
     return max(1, min(most, fewer if fewer < now else max(now, more)))
 
 
-def usage() -> Usage | None:
+def usage() -> CoreUsage | None:
     """What has been worked so far; None where the system does not say."""
     import psutil
 
@@ -67,14 +67,14 @@ def usage() -> Usage | None:
     for core, kinds in enumerate(times):
         if core in own:
             busy += sum(max(0.0, seconds) for kind, seconds in kinds._asdict().items() if kind not in resting)
-    return Usage(time.monotonic(), busy, time.process_time())
+    return CoreUsage(time.monotonic(), busy, time.process_time())
 
 
 class Threads:
     """The threads that torch and the compiled kernels use in this process."""
 
-    _left: float  # Cores that others left at the last look; infinite before the first.
-    _usage: Usage | None  # At the last look; None where the number of threads is fixed or the system tells nothing.
+    _free_cores: float  # Cores that others left at the last look; infinite before the first.
+    _usage: CoreUsage | None  # At the last look; None where the number of threads is fixed or the system tells nothing.
 
     def __init__(self, requested: int | str = AUTO, processes: int = 1, default: int | None = None) -> None:
         """
@@ -103,7 +103,7 @@ class Threads:
         if self.is_fixed or self._usage is None or self.most == 1:
             return
         seconds = time.monotonic() - self._usage.seconds
-        if math.isinf(self._left):
+        if math.isinf(self._free_cores):
             time.sleep(max(0.0, LEAST_SECONDS - seconds))
         elif seconds < LOOK_SECONDS:
             return
@@ -111,19 +111,18 @@ class Threads:
         self._usage = usage()
         if self._usage is None:
             return
-        left = min(self._quota, cores_left(before, self._usage, usable_cores(), self._processes))
-        self.now = fitting_threads(left, self._left, self.now, self.most)
-        self._left = left
+        cores = min(self._quota, free_cores(before, self._usage, usable_cores(), self._processes))
+        self.now = fitting_threads(cores, self._free_cores, self.now, self.most)
+        self._free_cores = cores
         import torch
 
-        if torch.get_num_threads() != self.now:
-            torch.set_num_threads(self.now)
+        torch.set_num_threads(self.now)
 
     def look_anew(self) -> None:
         """Begin the first look now: what was worked until here, as by a child of this process, tells nothing of
         others.
         """
-        self._left = math.inf
+        self._free_cores = math.inf
         self._usage = None if self.is_fixed else usage()
 
 

@@ -30,8 +30,8 @@ def why_not_for_cpu() -> str:
 
 
 def _why_no_compiler(variable: str, names: tuple[str, ...]) -> str:
-    named = os.environ.get(variable)
-    if not any(map(shutil.which, (named,) if named else names)):
+    compiler = os.environ.get(variable)
+    if not any(map(shutil.which, (compiler,) if compiler else names)):
         return say("no C++ compiler was found (on Debian and Ubuntu: apt install g++)")
     folder = Path(sysconfig.get_paths()["include"])
     if not (folder / "Python.h").exists():

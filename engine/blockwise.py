@@ -85,7 +85,7 @@ class Blockwise:
         self.dropout_rate = dropout_rate
         self.objective = objective or Objective()
         self.scaling = scaling
-        self.residual_dtype = residual_dtype(weight_store.compute_dtype)  # Of the stream inside of a block.
+        self.residual_dtype = residual_dtype(weight_store.compute_dtype)  # The dtype of the stream inside of a block.
         self.between_blocks_dtype = between_blocks_dtype or self.residual_dtype
         self.heap = heap or HeapTrimmer("small")
         self.parts = parts
@@ -147,25 +147,20 @@ class Blockwise:
     ) -> tuple[Tensor, deque[Tensor]]:
         """The summed loss, and the gradients of the hidden states, which are freed micro-batch by micro-batch."""
         total = hidden[0].new_zeros((), dtype=torch.float32)
-        # Of rows with masked labels a whole batch may have none.
-        scale = (1.0 if self.scaling is None else self.scaling.scale) / max(1, total_labels)
+        loss_scale = 1.0 if self.scaling is None else self.scaling.scale
+        scale = loss_scale / max(1, total_labels)  # A batch whose labels are all masked has none.
         grads = deque[Tensor]()
         head = self.model.output_weight
         tables = self.objective.tables(self.model)
         with torch.no_grad(), self.weight_store.for_products(tables):
-            for table in tables:
-                self._open_gradients(table)
+            for part in [part for table in tables for part in parts_of(table) if part.requires_grad]:
+                self.weight_store.open_gradient(part)
             for micro_batch in micro_batches:
                 judged = micro_batch.judged(hidden.popleft())
                 loss, grad = self.objective.loss_and_gradients(judged, head, micro_batch, scale, self.loss_settings)
                 total += loss
                 grads.append(micro_batch.unjudged(grad))
         return total, grads
-
-    def _open_gradients(self, table: nn.Parameter) -> None:
-        for part in parts_of(table):
-            if part.requires_grad:
-                self.weight_store.open_gradient(part)
 
     @torch.no_grad()
     def loss(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
@@ -208,8 +203,8 @@ class Blockwise:
 
     def zero_gradients(self, weights: Weights) -> None:
         """Give weights the gradients of their shapes and dtypes that `gradients` would hand over, all zero."""
-        stored = {id(weight) for weight in Schedule(self.model).used_as_stored}
-        with self.weight_store.in_compute_dtype([weight for weight in weights if id(weight) not in stored]):
+        as_stored = {id(weight) for weight in Schedule(self.model).used_as_stored}
+        with self.weight_store.in_compute_dtype([weight for weight in weights if id(weight) not in as_stored]):
             for weight in weights:
                 weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
 
@@ -241,10 +236,10 @@ class StackPass:
         self.stack = stack
         self.module = stack.module
         self.upcoming = upcoming
-        # Of each stage that learns, what backward needs: its block on each micro-batch.
+        # For each stage that learns, what backward needs: its block on each micro-batch.
         self.checkpoints: list[tuple[Stage, deque[CheckpointedBlock]]] = []
         self.encoder_outputs: list[Tensor] = []
-        # Of each micro-batch:
+        # One for each micro-batch:
         self.micro_batches = micro_batches
         sides = [mb.side(self.module.is_decoder) for mb in micro_batches]
         self.ids = [side.ids for side in sides]
@@ -276,7 +271,11 @@ class StackPass:
             self.token_sums = TokenSums.of(host_ids, self.embedding.device)
 
     def forward(self, encoder_outputs: deque[Tensor]) -> deque[Tensor]:
-        """The stack's output (N, D) of each micro-batch; for the decoder, given that of the encoder, which is emptied."""
+        """The stack's output (N, D) of each micro-batch.
+
+        Args:
+            encoder_outputs: of each micro-batch, for a decoder; is emptied.
+        """
         blockwise = self.blockwise
         inputs = self._inputs(encoder_outputs)
         hidden = self._embedded()
@@ -329,8 +328,9 @@ class StackPass:
         """Take the gradient that the blocks have gathered in the bias back to its table."""
         if self.module.bias is not None and self.bias is not None and self.bias.grad is not None:
             with torch.enable_grad():
-                bias = self.module.bias(self.longest)  # With its graph, which forward has left out.
-            backward_from(bias, self.bias.grad.to(bias.dtype))
+                bias = self.module.bias(self.longest)  # This one has a graph, which forward has left out.
+            # `torch.autograd.backward(bias, grad)` would check shapes with code that imports sympy: 35 MB.
+            _seed(bias, [self.bias.grad.to(bias.dtype)]).backward()
 
     def _expect_next(self, is_last: bool) -> None:
         self.upcoming.popleft()
@@ -376,7 +376,7 @@ class StackPass:
         rows = rows_of(self.embedding)
         if rows is not None and rows[1].requires_grad:
             first, values = rows
-            buffer = weight_store.open_gradient(values)  # Also without such tokens: other processes may have some.
+            buffer = weight_store.open_gradient(values)  # Other processes may have such tokens where this one has none.
             for ids, grad in zip(self.ids, grads, strict=True):
                 is_row = (ids >= first) & (ids < first + len(values))
                 if is_row.any():
@@ -488,14 +488,6 @@ def _seed(output: Tensor, gradient: list[Tensor]) -> Tensor:
         return _Seed.apply(output, gradient)  # type: ignore[no-any-return]
 
 
-def backward_from(output: Tensor, grad: Tensor) -> None:
-    """Backward from `output` with its gradient, as `torch.autograd.backward(output, grad)` does.
-
-    Given a gradient, torch checks its shape with code that imports sympy: 35 MB. Of a scalar it asks for none.
-    """
-    _seed(output, [grad]).backward()
-
-
 # --- the order of stages
 
 
@@ -522,15 +514,15 @@ class Stage:
             inputs: what it takes beside its input, the keys of dropout being those of all compiled blocks of the stack.
         """
         arguments = dict(inputs)
-        keys = arguments.pop("keys")
+        stack_keys = arguments.pop("keys")
         if self.is_norm:
             block = partial(self.stack.leave, dropout=inputs["dropout"])
         elif blockwise.parts is None:
             block = partial(self.module, **arguments, dtype=blockwise.weight_store.compute_dtype)
         else:
             assert isinstance(self.module, Block)
-            of_block = None if keys is None else keys[self.index].detach()
-            block = partial(run_block, blockwise.parts, self.module, **arguments, keys=of_block)
+            keys = None if stack_keys is None else stack_keys[self.index].detach()
+            block = partial(run_block, blockwise.parts, self.module, **arguments, keys=keys)
         dropout = inputs["dropout"].at(self.site)
 
         def run(x: Tensor, *, graph_only: bool = False) -> Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,10 +22,16 @@ from devices.threads import keep_threads
 from model.block_parts import BlockParts
 
 INDUCTOR = "inductor"
-# Of one function: with and without dropout and the last product, for each set of trained weights.
+# One function has graphs with and without dropout and the last product, for each set of trained weights.
 MOST_GRAPHS = 64
-FOLDER = "inductor"
-TOKEN_ARGUMENTS = (1, 5, 2, 4, 2, 5)  # Of each of `BlockParts`, how many of its arguments have a line for each token.
+TOKEN_ARGUMENTS = (
+    1,
+    5,
+    2,
+    4,
+    2,
+    5,
+)  # The first arguments, so many of each of `BlockParts`, have a line for each token.
 # No kernel is chosen by its time, which would also take memory; no matrix is padded.
 OPTIONS: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False, "shape_padding": False}
 
@@ -54,15 +59,10 @@ def compiler_failure(device: torch.device) -> str:
     """What torch says where its compiler, or a tool that this calls, fails on this machine; empty where it works."""
     _prepare_compiler()
     try:
-        torch.compile(_sum_of_squares, fullgraph=True, dynamic=False)(torch.ones(64, device=device))
+        torch.compile(lambda x: x.square().sum(), fullgraph=True, dynamic=False)(torch.ones(64, device=device))
     except Exception as error:  # Compilers, drivers and linkers fail in ways of their own.
-        lines = str(error).strip().splitlines()
-        return lines[0] if lines else type(error).__name__
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
     return ""
-
-
-def _sum_of_squares(x: torch.Tensor) -> torch.Tensor:
-    return x.square().sum()
 
 
 def _prepare_compiler() -> None:
@@ -70,21 +70,21 @@ def _prepare_compiler() -> None:
     # A process of its own for each kernel would count to the run's RAM.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     with suppress(OSError):  # Without a home it keeps its files in the system's folder for temporary ones.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine_file.place().with_name(FOLDER)))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine_file.location().with_name("inductor")))
 
 
 def _compiled(part: Callable[..., Any], count: int, backend: str) -> Callable[..., Any]:
+    """A compiled function of which the first arguments, so many, have a line for each token."""
     options: dict[str, Any] | None = None
     if backend == INDUCTOR:
-        known = torch._inductor.list_options()  # Some are newer than torch 2.9.
-        options = {name: value for name, value in OPTIONS.items() if name in known}
+        options_here = torch._inductor.list_options()  # Some are newer than torch 2.9.
+        options = {name: value for name, value in OPTIONS.items() if name in options_here}
     compiled = torch.compile(part, backend=backend, fullgraph=True, dynamic=False, options=options)
-    return partial(_run, compiled, count)
 
+    def run(*arguments: Any) -> Any:
+        for tensor in arguments[:count]:
+            if tensor is not None:
+                torch._dynamo.mark_dynamic(tensor, 0)
+        return compiled(*arguments)
 
-def _run(compiled: Callable[..., Any], count: int, *arguments: Any) -> Any:
-    """Call a function of which the first arguments, so many, have a line for each token."""
-    for tensor in arguments[:count]:
-        if tensor is not None:
-            torch._dynamo.mark_dynamic(tensor, 0)
-    return compiled(*arguments)
+    return run

@@ -68,7 +68,7 @@ class OptimizerInBackward:
         self.has_changed_weights = False
         self.seconds = 0.0  # Time of the step's updates on the host, without waiting for weights.
         self._waited_before = self.weight_store.waited_seconds()
-        self._held: list[nn.Parameter] = []
+        self._waiting: list[nn.Parameter] = []  # Their gradients are final, and they are updated in `finish`.
         self._norms: list[Tensor] = []
         self.reducer.begin()
 
@@ -91,27 +91,24 @@ class OptimizerInBackward:
             StepFailed: another process has failed.
         """
         self._take(self.reducer.finish())
-        self._norms += _norms(_gradients(self._held))
+        self._norms += _norms(self._waiting)
         # A step of no trained weight has norm 0.
         total_norm = torch.linalg.vector_norm(torch.stack([torch.zeros_like(loss), *self._norms]))
         loss_value, scaled_norm = torch.stack([loss, total_norm]).tolist()
-        factor = 1.0 / self._loss_scale()
+        factor = 1.0 if self.scaling is None else 1.0 / self.scaling.scale
         norm = scaled_norm * factor
         if self.max_grad_norm:
             factor *= self.max_grad_norm / max(norm, self.max_grad_norm)
         if math.isfinite(loss_value) and math.isfinite(norm):
-            self._update(self._held, factor)
-        for weight in self._held:
+            self._update(self._waiting, factor)
+        for weight in self._waiting:
             weight.grad = None
-        self._held = []
+        self._waiting = []
         return loss_value, norm
 
     def abort(self, order: Sequence[Weights], zero_gradients: Callable[[Weights], None]) -> None:
         """This process cannot finish the step: see `Reducer.abort`."""
         self.reducer.abort(order, zero_gradients)
-
-    def _loss_scale(self) -> float:
-        return 1.0 if self.scaling is None else self.scaling.scale
 
     @property
     def waited_seconds(self) -> float:
@@ -120,15 +117,17 @@ class OptimizerInBackward:
 
     def _take(self, weights: Weights) -> None:
         """Update weights whose gradients are final, or hold them until `finish`."""
-        trained = [weight for weight in weights if weight.grad is not None]
-        final = [weight for weight in trained if not self._is_held(weight)]
-        self._held += [weight for weight in trained if self._is_held(weight)]
-        self._norms += _norms(_gradients(final))
+        final: list[nn.Parameter] = []
+        for weight in weights:
+            if weight.grad is None:
+                continue
+            # On a GPU vectors wait for all others of their kind, so that few kernels serve all blocks.
+            if self.holds_gradients or (weight.dim() == 1 and not is_host(weight)):
+                self._waiting.append(weight)
+            else:
+                final.append(weight)
+        self._norms += _norms(final)
         self._update(final)
-
-    def _is_held(self, weight: nn.Parameter) -> bool:
-        """On a GPU vectors wait for all others of their kind, so that few kernels serve all blocks."""
-        return self.holds_gradients or (weight.dim() == 1 and not is_host(weight))
 
     def _update(self, weights: Weights, factor: float = 1.0) -> None:
         """Update weights by their gradients times `factor`, and free the gradients."""
@@ -145,16 +144,12 @@ class OptimizerInBackward:
                 self.seconds += time.perf_counter() - began
 
 
-def _gradients(weights: Weights) -> list[Tensor]:
-    return [weight.grad for weight in weights if weight.grad is not None]
-
-
 def norm_of(tensors: Iterable[Tensor]) -> Tensor:
     """L2 norm over all tensors, a fp32 scalar on their device; inf or nan where one of them holds such a number.
 
     Memory: on a CPU, a row chunk in fp32.
     """
-    norms = _norms(list(tensors))
+    norms = _part_norms(list(tensors))
     return torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]))
 
 
@@ -163,15 +158,22 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
     return bool(torch.isfinite(norm_of(tensors)))
 
 
-def _norms(tensors: list[Tensor]) -> list[Tensor]:
-    """L2 norms of the tensors or of their row chunks, fp32 scalars on their device."""
+def _norms(weights: Weights) -> list[Tensor]:
+    """L2 norms of the gradients, or of their parts."""
+    return _part_norms([weight.grad for weight in weights if weight.grad is not None])
+
+
+def _part_norms(tensors: list[Tensor]) -> list[Tensor]:
+    """L2 norms of the tensors or of their row chunks, fp32 scalars on their device.
+
+    To form the norm of the whole of a narrow matrix, torch would make a wide copy of it.
+    """
     if tensors and traits_of(tensors[0].device).is_multi_tensor:
         return list(torch._foreach_norm(tensors, 2, torch.float32))
-    return [norm for tensor in tensors for norm in _chunk_norms(torch.atleast_1d(tensor))]
-
-
-def _chunk_norms(tensor: Tensor) -> list[Tensor]:
-    """L2 norms of row chunks: of a narrow matrix torch would make a wide copy to form the norm of the whole."""
-    if compiled := kernels_for(tensor):
-        return [torch.tensor(compiled.square_sum(tensor) ** 0.5)]
-    return [torch.linalg.vector_norm(tensor[rows], dtype=torch.float32) for rows in row_chunks(tensor)]
+    norms: list[Tensor] = []
+    for tensor in map(torch.atleast_1d, tensors):
+        if compiled := kernels_for(tensor):
+            norms.append(torch.tensor(compiled.square_sum(tensor) ** 0.5))
+        else:
+            norms += [torch.linalg.vector_norm(tensor[rows], dtype=torch.float32) for rows in row_chunks(tensor)]
+    return norms

@@ -167,7 +167,7 @@ def to_micro_batch(batch: Batch, shape: T5ModelConfig, device: torch.device, siz
     # A decoder reads what it writes, behind the start token.
     decoder_ids = torch.full_like(written, shape.start_token_id)
     decoder_ids[:, 1:] = written[:, :-1].masked_fill(written[:, :-1] == IGNORED, shape.pad_token_id)
-    on_host = source.flatten(ids, shape.pad_token_id), target.flatten(decoder_ids, shape.pad_token_id)
+    on_host = (source.flatten(ids, shape.pad_token_id), target.flatten(decoder_ids, shape.pad_token_id))
     reference = None
     if isinstance(batch, PreferenceBatch) and batch.reference is not None:
         reference = torch.from_numpy(batch.reference)
@@ -181,7 +181,7 @@ def to_micro_batch(batch: Batch, shape: T5ModelConfig, device: torch.device, siz
         reference,
         None if device.type == "cpu" else on_host,
     )
-    if source.groups:  # What attention and loss need to know of where rows lie goes to the device with the ids.
+    if source.groups:  # The indices of rows that attention and loss need go to the device with the ids.
         source.is_padding(device)
         target.token_index(device, micro_batch.label_rows.num_tokens)
     return micro_batch

@@ -88,10 +88,10 @@ class WeightStore:
         if weight.grad is None:
             zeros = torch.zeros(weight.shape, dtype=self.dtype_of(weight), device=weight.device)
             # Autograd compares dtypes on assignment alone, and the gradient may have another than the stored weight.
-            stored = weight.data
+            at_rest = weight.data
             weight.data = zeros
             weight.grad = zeros
-            weight.data = stored
+            weight.data = at_rest
         assert weight.grad is not None
         return weight.grad
 
@@ -101,8 +101,8 @@ class CastWeightStore(WeightStore):
 
     @contextmanager
     def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        stored = [(weight, weight.data) for weight in weights if self._is_cast(weight)]
-        for run in _runs([weight for weight, _ in stored]):
+        at_rest = [(weight, weight.data) for weight in weights if self._is_cast(weight)]
+        for run in _runs([weight for weight, _ in at_rest]):
             if is_int8(run[0]):
                 run[0].data = dequantize(run[0], self.compute_dtype)
                 continue
@@ -114,7 +114,7 @@ class CastWeightStore(WeightStore):
         try:
             yield
         finally:
-            for weight, data in stored:
+            for weight, data in at_rest:
                 weight.data = data
 
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:

@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Compiled kernels are taken along: their names hold what they were made of, and making them takes seconds.
     """
     folder = tempfile.mkdtemp(prefix="frugalt5-tests-")
-    known = machine_file.place().parent
+    known = machine_file.location().parent
     ours = Path(folder) / known.name
     ours.mkdir()
     for kernels in known.glob("kernels-*.so"):

@@ -168,7 +168,7 @@ def use_metrics(path: Path) -> None:
 
 
 def speeds_file(path: Path) -> None:
-    entry = {"processor": "p", "threads": 2, "rates": {"float32": 1e11}, "date": "2026-01-01", "way": "products"}
+    entry = {"processor": "p", "threads": 2, "rates": {"float32": 1e11}, "date": "2026-01-01"}
     path.write_text(json.dumps({"cpu: p": entry}))
 
 
@@ -177,10 +177,10 @@ def use_speeds(path: Path) -> None:
 
     from devices import machine_file
 
-    home = path.with_name("cache") / machine_file.FOLDER
-    home.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, home / machine_file.NAME)
-    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(home.parent)}):
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(path.with_name("cache"))}):
+        location = machine_file.location()
+        location.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, location)
         measured = machine_file.read("cpu: p")
         if measured is not None:
             measured.rates_with(3)

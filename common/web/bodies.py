@@ -11,7 +11,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-BODY_BYTES, BODY_SECONDS = 2**20, 60.0
+BODY_BYTES = 2**20
+BODY_SECONDS = 60.0
 
 
 class ByteBudget:
@@ -85,7 +86,7 @@ async def read_object(request: Request, most_bytes: int = BODY_BYTES) -> dict[st
     Raises:
         HTTPException: it is too long (413), too slow (408), or no JSON object (400).
     """
-    announced_bytes(request, most_bytes)  # refused before it is waited for
+    announced_bytes(request, most_bytes)  # A body that is too long is refused before it is waited for.
     return object_of(await read_body(request, most_bytes))
 
 
@@ -95,15 +96,24 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
     Raises:
         HTTPException: it is too long (413) or too slow (408), or its sender has left (400).
     """
+
+    async def read() -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most_bytes:
+                raise HTTPException(413, f"longer than {most_bytes:,} bytes")
+        return bytes(body)
+
     try:
-        return await asyncio.wait_for(_read(request, most_bytes), BODY_SECONDS)
+        return await asyncio.wait_for(read(), BODY_SECONDS)
     except asyncio.TimeoutError:
         raise HTTPException(408, "too slow") from None
     except ClientDisconnect:
         raise HTTPException(400, "left before the end") from None
 
 
-def object_of(held: bytes) -> dict[str, Any]:
+def object_of(body: bytes) -> dict[str, Any]:
     """The JSON object in a body.
 
     Raises:
@@ -111,7 +121,7 @@ def object_of(held: bytes) -> dict[str, Any]:
     Memory: up to 40 times the body, which is how `{"": 0}` over and over is held.
     """
     try:
-        content = json.loads(held or b"{}")
+        content = json.loads(body or b"{}")
     except (ValueError, RecursionError):
         raise HTTPException(400, "no JSON") from None
     try:
@@ -121,12 +131,3 @@ def object_of(held: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise HTTPException(400, "no JSON object")
     return content
-
-
-async def _read(request: Request, most_bytes: int) -> bytes:
-    held = bytearray()
-    async for chunk in request.stream():
-        held += chunk
-        if len(held) > most_bytes:
-            raise HTTPException(413, f"longer than {most_bytes:,} bytes")
-    return bytes(held)

@@ -111,7 +111,7 @@ class Guard:
         # port, and nobody else can use it from another address. Two pages of one host would take each other's cookie,
         # but for its name.
         cookie = f"{COOKIE}_{port}"
-        kept = hmac.new(self._token.encode("utf8"), f"{client} {port}".encode(), "sha256").hexdigest()
+        credential = hmac.new(self._token.encode("utf8"), f"{client} {port}".encode(), "sha256").hexdigest()
         cookies = cookie_parser(headers.get("cookie", ""))
         query = dict(parse_qsl(scope["query_string"].decode("latin1")))
         word, _, key = headers.get("authorization", "").partition(" ")
@@ -121,12 +121,12 @@ class Guard:
             # A path that begins with two slashes, or slash and backslash, would lead to another site.
             path = "/" + scope["path"].lstrip("/\\")
             moved = RedirectResponse(f"{path}?{urlencode(query)}".removesuffix("?"), 303)
-            moved.set_cookie(cookie, kept, httponly=True, samesite="strict", max_age=30 * 86400)
+            moved.set_cookie(cookie, credential, httponly=True, samesite="strict", max_age=30 * 86400)
             return moved
         if word.lower() == "bearer":
             is_known = _is_equal(key.strip(), self._token)
         else:
-            is_known = self._is_page and _is_equal(cookies.get(cookie, ""), kept)
+            is_known = self._is_page and _is_equal(cookies.get(cookie, ""), credential)
         if is_known:
             return None
         refused = self._refuse(401, WITHOUT_TOKEN if self._is_page else "send the key: Authorization: Bearer KEY")
@@ -134,8 +134,8 @@ class Guard:
         return refused
 
 
-def _is_equal(given: str, secret: str) -> bool:
-    return hmac.compare_digest(given.encode("utf8", "replace"), secret.encode("utf8"))
+def _is_equal(word: str, secret: str) -> bool:
+    return hmac.compare_digest(word.encode("utf8", "replace"), secret.encode("utf8"))
 
 
 def _is_same_site(headers: Headers, method: str) -> bool:

@@ -20,23 +20,23 @@ from settings.fields import AUTO
 __all__ = ["Server", "address_of", "listen", "own_names", "server_of", "token_of"]
 
 LEAST_TOKEN = 12  # letters
-UNREAD_SECONDS = 20  # after which a client that takes nothing of its answer is cut off
-RECEIVED_BYTES = 2**15  # that are read of a connection at once
+UNREAD_SECONDS = 20  # A client that takes nothing of its answer for so long is cut off.
+RECEIVED_BYTES = 2**15  # At most so many are read from a connection at once.
 MOST_CONNECTIONS = 512
 
 
-def token_of(asked: str | None, host: str, what: str = "start programs here") -> str:
+def token_of(setting: str | None, host: str, what: str = "start programs here") -> str:
     """The word that opens the server; empty where none is needed.
 
     Args:
-        asked: `--token`. what: what others could do without one.
+        setting: `--token`. what: what others could do without one.
     Raises:
         UserError: others could reach the server without one.
     """
     is_local = host == "localhost" or _is_loopback(host)
-    if asked == AUTO:
+    if setting == AUTO:
         return "" if is_local else secrets.token_urlsafe(18)
-    token = asked or ""
+    token = setting or ""
     if not token and not is_local:
         raise UserError(
             "--token = none, would let anybody who reaches {host} {what}; omit it, and a random one is generated",
@@ -80,9 +80,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with ExitStack() as opened:
             listener = opened.enter_context(socket.socket(family, kind, number))
-            # on Windows the first would let two listen at one port
-            own = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
-            listener.setsockopt(socket.SOL_SOCKET, own, 1)
+            # With SO_REUSEADDR, two servers could listen at one port on Windows.
+            option = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
             listener.bind(address)
             listener.listen(128)
             opened.pop_all()
@@ -136,8 +136,11 @@ class Connection(H11Protocol):
             self._unsent_bytes = unsent
             self._reading_timer = self.loop.call_later(UNREAD_SECONDS, self._check_reading)
             return
-        told = "a client has read nothing of its answer for {seconds} seconds; its connection is closed"
-        print(say(told, seconds=UNREAD_SECONDS), flush=True)
+        message = say(
+            "a client has read nothing of its answer for {seconds} seconds; its connection is closed",
+            seconds=UNREAD_SECONDS,
+        )
+        print(message, flush=True)
         self.transport.abort()
 
     def _stop_timer(self) -> None:
@@ -167,7 +170,7 @@ def server_of(app: ASGIApp, leave_seconds: int) -> Server:
             timeout_graceful_shutdown=leave_seconds,
             lifespan="on",
             server_header=False,
-            proxy_headers=False,  # who has taken a cookie could name its owner's address
+            proxy_headers=False,  # A thief of a cookie could name its owner's address in them.
             http=Connection,
             ws="none",
             loop="asyncio",

@@ -28,10 +28,11 @@ from devices import machine_file, processor
 from settings.errors import reason_of
 
 FOLDER = Path(__file__).parent
-SOURCES, HEADERS = ("attention.c", "decoding.c", "int4.c", "pointwise.c"), ("common.h",)
+SOURCES = ("attention.c", "decoding.c", "int4.c", "pointwise.c")
+HEADERS = ("common.h",)
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
-COMPILERS = ("gcc", "cc")  # GNU C: vector types
-SECONDS = 120  # most that a compiler may take
+COMPILERS = ("gcc", "cc")  # They know the vector types of GNU C.
+SECONDS = 120  # A compiler may take so long.
 
 
 class NoKernels(Exception):
@@ -50,7 +51,7 @@ def library(environ: Mapping[str, str] = os.environ) -> Path:
     runtime, compiler, target = _ingredients(environ)
     name = f"kernels-{_digest(compiler, target, str(runtime))}.so"
     try:
-        path = machine_file.place(environ).with_name(name)
+        path = machine_file.location(environ).with_name(name)
         if not _is_ours(path):
             _compile(compiler, target, runtime, path)
     except OSError as error:
@@ -134,10 +135,10 @@ def _digest(compiler: str, target: tuple[str, ...], runtime: str) -> str:
 def _is_ours(path: Path) -> bool:
     """Whether the file is there and nobody else could have written it: it will run as part of this process."""
     try:
-        found = path.stat()
+        facts = path.stat()
     except OSError:
         return False
-    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return facts.st_uid == os.getuid() and not facts.st_mode & 0o022
 
 
 def _compile(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) -> None:
@@ -150,15 +151,15 @@ def _compile(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) 
         with atomic_file(path) as fresh, tempfile.TemporaryDirectory() as objects:
             for name in SOURCES:
                 _run([compiler, *FLAGS, *target, "-c", str(FOLDER / name), "-o", f"{objects}/{name}.o"])
-            made = [f"{objects}/{name}.o" for name in SOURCES]
-            _run([compiler, "-shared", *made, str(runtime), "-lm", "-o", str(fresh)])
+            parts = [f"{objects}/{name}.o" for name in SOURCES]
+            _run([compiler, "-shared", *parts, str(runtime), "-lm", "-o", str(fresh)])
             fresh.chmod(0o755)
 
 
 def _run(command: list[str]) -> str:
     try:
         done = run(command, SECONDS)
-    except (OSError, SubprocessError) as error:  # of another architecture, or no process may be made
+    except (OSError, SubprocessError) as error:  # It may be of another architecture, or no process may be made.
         raise NoKernels(say("{program} does not run: {error}", program=command[0], error=error)) from None
     if done.returncode:
         raise NoKernels(say("{program} failed: {error}", program=command[0], error=done.stderr.strip()[:300]))

@@ -23,9 +23,9 @@ from devices.base import is_host
 from devices.kernels.build import library_here
 from devices.sizes import INT4_GROUP
 
-PARTS = 16  # of rows, whose sums are formed apart: as in pointwise.c
+PARTS = 16  # As in pointwise.c, the sums of so many parts of the rows are formed apart.
 DTYPES = (torch.float32, torch.bfloat16)
-KINDS = (torch.float32, torch.bfloat16, torch.int8)  # of a matrix, in the order of decoding.c
+KINDS = (torch.float32, torch.bfloat16, torch.int8)  # Dtypes of a matrix, in the order of decoding.c.
 WIDEST_VECTOR = 16  # numbers
 
 
@@ -59,8 +59,11 @@ class _Tile(Structure):
 
 class Kernels:
     def __init__(self, path: str) -> None:
-        self.library = found = ctypes.CDLL(path)
-        p, n, i, f = c_void_p, c_long, c_int, c_float
+        self.library = ctypes.CDLL(path)
+        p = c_void_p
+        n = c_long
+        i = c_int
+        f = c_float
         for name, arguments, result in (
             ("attend_rows", [POINTER(_Rows)], i),
             ("weigh_tile", [POINTER(_Tile)], i),
@@ -80,8 +83,9 @@ class Kernels:
             ("attend_newest", [p, p, p, p, p, p, i, i, i, i, i, i], i),
             ("adafactor_apply", [p, p, p, p, n, n, f, f, c_uint64, i, i, i], i),
         ):
-            function = getattr(found, name)
-            function.argtypes, function.restype = arguments, result
+            function = getattr(self.library, name)
+            function.argtypes = arguments
+            function.restype = result
 
     def _run(self, name: str, *arguments: Any) -> None:
         """Call a kernel: of tensors it gets the address, and last the number of threads."""
@@ -89,26 +93,28 @@ class Kernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """The norm of x (N, D) times weight (D), and the inverse root of each token (N), fp32."""
-        y, inverse = torch.empty_like(x), x.new_empty(len(x), dtype=torch.float32)
+        y = torch.empty_like(x)
+        inverse = x.new_empty(len(x), dtype=torch.float32)
         self._run("rms_norm", x, weight, y, inverse, *x.shape, epsilon, _is_bf16(x), _is_bf16(weight))
         return y, inverse
 
     def rms_norm_back(self, grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of x (N, D) and, fp32, of weight (D)."""
-        dx, parts = torch.empty_like(x), x.new_empty(PARTS, x.shape[1], dtype=torch.float32)
+        dx = torch.empty_like(x)
+        parts = x.new_empty(PARTS, x.shape[1], dtype=torch.float32)
         self._run("rms_norm_back", grad, x, weight, inverse, dx, parts, *x.shape, _is_bf16(x), _is_bf16(weight))
         return dx, parts.sum(0)
 
     def drop_tokens(
-        self, x: Tensor, keys: Tensor, rows: Tensor, places: Tensor, site: int, threshold: int, scale: float
+        self, x: Tensor, keys: Tensor, rows: Tensor, positions: Tensor, site: int, threshold: int, scale: float
     ) -> None:
         """Drop numbers of x (N, width) in place, and scale the others.
 
         Args:
-            keys: (B,) int64, of the rows. rows, places: (N,) int64, each token's row and its place in it.
-            site: what a row's key is moved on by at this place of the model.
+            keys: (B,) int64, of the rows. rows, positions: (N,) int64, each token's row and its position in it.
+            site: what a row's key is moved on by at this point of the model.
         """
-        self._run("drop_tokens", x, keys, rows, places, site % 2**64, *x.shape, threshold, scale, _is_bf16(x))
+        self._run("drop_tokens", x, keys, rows, positions, site % 2**64, *x.shape, threshold, scale, _is_bf16(x))
 
     def round_weights(self, values: Tensor, weight: Tensor, key: int, first: int) -> None:
         """Write fp32 values into a bf16 weight, rounded by chance; `first`: place of the first in the whole weight."""
@@ -146,7 +152,7 @@ class Kernels:
         self, weight: Tensor, grad: Tensor, rows: Tensor, columns: Tensor, keep: float, rate: float, key: int
     ) -> None:
         """weight (n, m) = keep weight - rate grad_ij rows_i columns_j; a bf16 weight is rounded by chance."""
-        kinds = _is_bf16(weight), _is_bf16(grad)
+        kinds = (_is_bf16(weight), _is_bf16(grad))
         self._run("adafactor_apply", weight, grad, rows, columns, *weight.shape, keep, rate, key % 2**64, *kinds)
 
     def chunk_loss(
@@ -167,10 +173,8 @@ class Kernels:
         if len(labels) and int(labels.max()) >= logits.shape[1]:
             raise IndexError(f"label {int(labels.max())} is out of bounds for {logits.shape[1]} words")
         losses = logits.new_empty(len(logits), dtype=torch.float32)
-        factors = smoothing, scale or 0.0
-        self._run(
-            "chunk_loss", logits, labels, weights, losses, *logits.shape, *factors, scale is not None, _is_bf16(logits)
-        )
+        kinds = (scale is not None, _is_bf16(logits))
+        self._run("chunk_loss", logits, labels, weights, losses, *logits.shape, smoothing, scale or 0.0, *kinds)
         return losses
 
     def few_rows(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -192,9 +196,10 @@ class Kernels:
         Args:
             packed: (n, bytes). groups: of a row. first: group that the numbers begin with.
         """
-        found = torch.empty(len(packed), width, dtype=dtype)
-        self._run("unpack_rows", packed, found, len(packed), packed.stride(0), groups, first, width, _is_bf16(found))
-        return found
+        numbers = torch.empty(len(packed), width, dtype=dtype)
+        sizes = (len(packed), packed.stride(0), groups, first, width)
+        self._run("unpack_rows", packed, numbers, *sizes, _is_bf16(numbers))
+        return numbers
 
     def attend_newest(
         self,
@@ -212,14 +217,16 @@ class Kernels:
             bias: (H, T) fp32, the token itself last. new: keys and values of the tokens (M, H, K), which become the
                 last of those seen.
         """
-        out, (rows, heads, width) = torch.empty_like(q), q.shape
-        seen = np.empty((rows, 4), np.int64)  # `Seen` in decoding.c
+        out = torch.empty_like(q)
+        rows, heads, width = q.shape
+        visible = np.empty((rows, 4), np.int64)  # `Seen` in decoding.c
         for column, cache in enumerate((keys, values)):
-            seen[:, column] = cache.data_ptr() + np.arange(rows) * (cache.stride(0) * cache.element_size())
-        seen[:, 2], seen[:, 3] = counts, keys.stride(1) // width
-        longest = 0 if bias is None else bias.shape[1]
-        at = seen.ctypes.data
-        self._run("attend_newest", q, *(new or (None, None)), at, bias, out, _is_bf16(q), rows, heads, width, longest)
+            visible[:, column] = cache.data_ptr() + np.arange(rows) * (cache.stride(0) * cache.element_size())
+        visible[:, 2] = counts
+        visible[:, 3] = keys.stride(1) // width
+        sizes = (rows, heads, width, 0 if bias is None else bias.shape[1])
+        newest = new or (None, None)
+        self._run("attend_newest", q, *newest, visible.ctypes.data, bias, out, _is_bf16(q), *sizes)
         return out
 
     def attend_rows(self, **fields: Any) -> None:
@@ -233,9 +240,10 @@ class Kernels:
 
     def gather_heads(self, x: Tensor, tile: Tensor, tokens: Tensor, first_head: int = 0, is_back: bool = False) -> None:
         """From tokens (L) int32 of x (N, H, K) to tile (h, L, K), h of the heads from `first_head`; or back."""
-        (_, heads, width), size = x.shape, x.element_size()
-        at = x.data_ptr() + first_head * width * size
-        self._run("gather_heads", at, tile, tokens, len(tokens), len(tile), heads, width, size, is_back)
+        _, heads, width = x.shape
+        size = x.element_size()
+        address = x.data_ptr() + first_head * width * size
+        self._run("gather_heads", address, tile, tokens, len(tokens), len(tile), heads, width, size, is_back)
 
 
 def takes_few(x: Tensor, weight: Tensor) -> bool:

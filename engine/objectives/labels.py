@@ -27,11 +27,12 @@ class LabelObjective(Objective):
     def __init__(
         self, head: LabelHead, class_weights: tuple[float, ...] | None = None, dropout_rate: float = 0.0
     ) -> None:
-        self.head, self.dropout_rate = head, dropout_rate
-        self.logits: Tensor | None = None  # of the micro-batch that was evaluated last, until `clear`
-        self.class_weights = (
-            None if class_weights is None else torch.tensor(class_weights, device=head.out.weight.device)
-        )
+        self.head = head
+        self.dropout_rate = dropout_rate
+        self.logits: Tensor | None = None  # They are of the micro-batch that was evaluated last, until `clear`.
+        self.class_weights: Tensor | None = None
+        if class_weights is not None:
+            self.class_weights = torch.tensor(class_weights, device=head.out.weight.device)
 
     def tables(self, model: T5) -> list[nn.Parameter]:
         """See `Objective`; none, as the outputs are labels."""

@@ -8,8 +8,7 @@ derivative, forms the gradients. A step is a finetuning step with weighted rows;
 - sigmoid: DPO, Rafailov et al. 2023 (arXiv 2305.18290), equation 7.
 - ipo: Azar et al. 2023 (arXiv 2310.12036), equation 17, over the mean log-probability of a token, as trl has it.
 - orpo: Hong et al. 2024 (arXiv 2403.07691), equations 3 to 7: the chosen answer's mean cross-entropy and a ratio of
-odds;
-  no reference model.
+  odds; no reference model.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ METRICS = (
     "logps/chosen",
     "logps/rejected",
 )
-# two rewards are equal whose difference is within this share of the log-probabilities: they are sums in fp32, and the
-# reference's are stored in it, so that a model that is its own reference differs from itself by some of the last bits
+# Two rewards are equal whose difference is within this share of the log-probabilities: they are sums in fp32, and the
+# reference's are stored in it, so that a model that is its own reference differs from itself by some of the last bits.
 ROUNDING = 2.0**-20
 
 
@@ -118,7 +117,8 @@ class PreferenceLoss:
 def log_odds(log_probability: Tensor) -> Tensor:
     """log(p / (1 - p)) from log p; p is kept below 1 by 1e-9."""
     below_one = log_probability.clamp(max=-1e-9)
-    small = torch.log1p(-below_one.clamp(max=-math.log(2)).exp())  # each form where it loses no digits
+    # Each form serves where it loses no digits.
+    small = torch.log1p(-below_one.clamp(max=-math.log(2)).exp())
     large = torch.log(-torch.expm1(below_one.clamp(min=-math.log(2))))
     return below_one - torch.where(below_one < -math.log(2), small, large)
 
@@ -142,7 +142,8 @@ class PreferenceObjective(Objective):
     def __init__(
         self, pair_loss: PreferenceLoss, as_reference: Callable[[], AbstractContextManager[None]] | None = None
     ) -> None:
-        self.pair_loss, self.as_reference = pair_loss, as_reference
+        self.pair_loss = pair_loss
+        self.as_reference = as_reference
         self._sums = torch.zeros(len(METRICS), dtype=torch.float64)
 
     def complete(self, micro_batches: Sequence[MicroBatch], token_losses: TokenLosses) -> Sequence[MicroBatch]:
@@ -165,7 +166,8 @@ class PreferenceObjective(Objective):
         plain = LossSettings(settings.chunk_bytes)
         policy = answer_log_probabilities(token_losses(hidden, head, micro_batch.labels, plain), micro_batch)
         total, slopes = self._judge(policy, micro_batch)
-        per_token = -slopes.reshape(-1)[micro_batch.label_rows.row_of_token(slopes.device)]  # fillers have no label
+        # A filler belongs to no row and has no label, so that its weight is of no effect.
+        per_token = -slopes.reshape(-1)[micro_batch.label_rows.row_of_token(slopes.device)]
         weights = per_token.float().to(hidden.device)
         _, grad = loss_and_gradients(hidden, head, micro_batch.labels, scale, plain, head.grad, weights)
         return total.float().to(hidden.device), grad
@@ -196,6 +198,5 @@ class PreferenceObjective(Objective):
         margins = rewards[0] - rewards[1]
         scores = self.pair_loss.scores(policy, lengths)
         wins = self.pair_loss.wins(policy, reference, lengths)
-        for place, values in enumerate((*rewards, margins, wins, *scores)):
-            self._sums[place] += values.sum()
+        self._sums += torch.stack([*rewards, margins, wins, *scores]).sum(1)
         return total.detach(), slopes

@@ -16,9 +16,9 @@ from torch import Tensor
 from devices.kernels.calls import Kernels, kernels_for
 from engine.optimizers.base import ALL_ROWS, Group, Optimizer, StateLayout, at_least
 
-EPSILON_GRADIENT = 1e-30  # added to squared gradients
-CLIP = 1.0  # most RMS of an update before scaling
-DECAY_EXPONENT = 0.8  # second moments decay by 1 - step^-0.8
+EPSILON_GRADIENT = 1e-30  # It is added to squared gradients.
+CLIP = 1.0  # The RMS of an update before scaling is at most this.
+DECAY_EXPONENT = 0.8  # Second moments decay by 1 - step^-0.8.
 
 
 class Adafactor(Optimizer):

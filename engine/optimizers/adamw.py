@@ -18,10 +18,11 @@ from torch import Tensor
 from engine.optimizers.base import Group, Optimizer, StateLayout
 from settings.optimizers import STATE_BLOCK
 
-BETA_1, BETA_2 = 0.9, 0.999
+BETA_1 = 0.9
+BETA_2 = 0.999
 EPSILON = 1e-8
-CODES = {"first": torch.int8, "second": torch.uint8}  # of the 8-bit form
-LOG_RANGE = 24.0  # powers of two below a block's largest second moment that a byte can tell apart
+CODES = {"first": torch.int8, "second": torch.uint8}  # Dtypes of the moments in the 8-bit form.
+LOG_RANGE = 24.0  # A byte can tell apart so many powers of two below a block's largest second moment.
 
 
 class AdamW(Optimizer):
@@ -81,7 +82,8 @@ class AdamW8bit(AdamWRMS):
             return super()._moments(group, rows, gradient)
         codes = [group.state[kind][:, rows] for kind in CODES]
         scales = [group.state[f"{kind}_scale"][:, rows] for kind in CODES]
-        first, second = decode_first(codes[0], scales[0]), decode_second(codes[1], scales[1])
+        first = decode_first(codes[0], scales[0])
+        second = decode_second(codes[1], scales[1])
         _moved(first, second, gradient)
         encode_first(first, codes[0], scales[0])
         encode_second(second, codes[1], scales[1])

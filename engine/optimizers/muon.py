@@ -25,7 +25,7 @@ from settings.optimizers import MUON_POLYNOMIALS
 
 BETA = 0.95
 MATRIX_RATE = 0.4
-LEAST_NORM = 1e-15  # below which a gradient counts as empty
+LEAST_NORM = 1e-15  # A gradient of a smaller norm counts as empty.
 
 
 class Muon(Adafactor):
@@ -45,7 +45,7 @@ class Muon(Adafactor):
         update = _momentum(group)
         n, m = update.shape[1:]
         _orthogonalise(update.mT if n < m else update)
-        # singular values of 1 are an RMS of 1 / root of the longer side
+        # Singular values of 1 are an RMS of 1 / root of the longer side.
         rate = _first_size(group) * (group.step.learning_rate * MATRIX_RATE * max(n, m) ** 0.5)
         for rows in group.chunks:
             group.subtract(rows, update[:, rows].float(), rate)
@@ -82,7 +82,8 @@ def _orthogonalise(tall: Tensor) -> None:
 
 def _first_size(group: Group) -> float | Tensor:
     """The weight's RMS at its first step; of an adapter's matrix that began at zero, what it is now."""
-    now, first = group.root_mean_square(), group.state["size"].unsqueeze(2)
+    now = group.root_mean_square()
+    first = group.state["size"].unsqueeze(2)
     first.copy_(torch.where(first == 0.0, now, first))
     if isinstance(now, float):
         return max(EPSILON_SCALE, now if first < EPSILON_SCALE else float(first))

@@ -16,8 +16,9 @@ import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -26,11 +27,10 @@ from torch import Tensor
 
 from common.units import GIB
 from devices.copies import Carrier
-from devices.machine_file import RUN_WAY, keep_disk
+from devices.machine_file import keep_disk
 
-ALIGNMENT = 4096  # of offsets in the file, of lengths and of memory: what O_DIRECT asks for
-MOST_AT_ONCE = 1 << 30  # bytes of one call to the system, which takes no more than 2^31
-TELLING_BYTES = GIB  # both ways, before what they took says how fast a disk is
+ALIGNMENT = 4096  # O_DIRECT asks for it of offsets in the file, of lengths and of memory.
+TELLING_BYTES = GIB  # So many bytes, both ways, say how fast a disk is.
 
 
 def aligned(size: int) -> int:
@@ -61,9 +61,9 @@ class OffloadBackend(ABC):
     def store(self, block: int, buffer: Tensor) -> None:
         """Keep what is in a buffer."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give everything back."""
-        return None
 
 
 class CpuBackend(OffloadBackend):
@@ -74,7 +74,8 @@ class CpuBackend(OffloadBackend):
     """
 
     def __init__(self, sizes: Sequence[int], carrier: Carrier) -> None:
-        self._carrier, self._blocks = carrier, [carrier.host_bytes(size) for size in sizes]
+        self._carrier = carrier
+        self._blocks = [carrier.host_bytes(size) for size in sizes]
 
     def load(self, block: int, buffer: Tensor) -> None:
         self._carrier.copy(buffer, self._blocks[block])
@@ -86,66 +87,73 @@ class CpuBackend(OffloadBackend):
         self._blocks.clear()
 
 
+@dataclass
+class Traffic:
+    """What was moved one way: bytes, and the seconds that it took."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+
+    @contextmanager
+    def count(self, size: int) -> Iterator[None]:
+        """Count a move of so many bytes, which ends with the context."""
+        began = time.perf_counter()
+        yield
+        self.bytes += size
+        self.seconds += time.perf_counter() - began
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.bytes / max(self.seconds, 1e-9)
+
+
 class DiskBackend(OffloadBackend):
-    """A file that goes with its process; buffers lie on the host.
+    """A file that goes with its process.
 
     Args:
         folder: on whose disk. sizes: bytes of each block, aligned.
+        carrier: to the device that buffers lie on; None: they lie on the host.
     Raises:
         OSError: the folder cannot be written, or the disk is too small.
+    Memory: with a carrier, a buffer on the host as large as the largest block.
     """
 
-    def __init__(self, folder: Path, sizes: Sequence[int]) -> None:
+    def __init__(self, folder: Path, sizes: Sequence[int], carrier: Carrier | None = None) -> None:
         self._folder = folder
         self._offsets = [0, *accumulate(sizes)]
         self._file = UnlinkedTempFile(folder, self._offsets[-1])
-        self._read = [0.0, 0.0]  # Bytes, and the seconds that they took.
-        self._written = [0.0, 0.0]
+        self._reads = Traffic()
+        self._writes = Traffic()
+        self._carrier = carrier
+        self._host_buffer = None if carrier is None else aligned_buffer(max(sizes), carrier)
 
     def load(self, block: int, buffer: Tensor) -> None:
-        self._timed(self._file.read, block, buffer, self._read)
+        on_host = self._on_host(buffer)
+        with self._reads.count(len(buffer)):
+            self._file.read(self._offsets[block], on_host)
+        if self._carrier is not None:
+            self._carrier.copy(buffer, on_host)
 
     def store(self, block: int, buffer: Tensor) -> None:
-        self._timed(self._file.write, block, buffer, self._written)
+        on_host = self._on_host(buffer)
+        if self._carrier is not None:
+            self._carrier.copy(on_host, buffer)
+        with self._writes.count(len(buffer)):
+            self._file.write(self._offsets[block], on_host)
 
-    def _timed(self, move: Callable[[int, Tensor], None], block: int, buffer: Tensor, total: list[float]) -> None:
-        began = time.perf_counter()
-        move(self._offsets[block], buffer)
-        total[0], total[1] = total[0] + len(buffer), total[1] + time.perf_counter() - began
+    def _on_host(self, buffer: Tensor) -> Tensor:
+        return buffer if self._host_buffer is None else self._host_buffer[: len(buffer)]
 
     def close(self) -> None:
         """Give the file back, and keep how fast the disk was beside the computation: the next plan predicts its time by
         that.
         """
         self._file.close()
-        if min(self._read[0], self._written[0]) >= TELLING_BYTES and self._file.bypasses_cache:
-            read, written = (size / max(seconds, 1e-9) for size, seconds in (self._read, self._written))
-            # No home of the user, no folder any more: the next run measures again.
+        if min(self._reads.bytes, self._writes.bytes) >= TELLING_BYTES and self._file.bypasses_cache:
+            # Without a home of the user, or once the folder is gone, the next run measures again.
             with suppress(OSError, RuntimeError):
-                keep_disk(self._folder, read, written, RUN_WAY)
-
-
-class StagedDiskBackend(DiskBackend):
-    """The same for buffers on a device. Memory: a buffer on the host as large as the largest block.
-
-    Args:
-        carrier: to the device.
-    """
-
-    def __init__(self, folder: Path, sizes: Sequence[int], carrier: Carrier) -> None:
-        super().__init__(folder, sizes)
-        self._carrier = carrier
-        self._buffer = aligned_buffer(max(sizes), carrier)
-
-    def load(self, block: int, buffer: Tensor) -> None:
-        on_host = self._buffer[: len(buffer)]
-        super().load(block, on_host)
-        self._carrier.copy(buffer, on_host)
-
-    def store(self, block: int, buffer: Tensor) -> None:
-        on_host = self._buffer[: len(buffer)]
-        self._carrier.copy(on_host, buffer)
-        super().store(block, on_host)
+                keep_disk(self._folder, self._reads.rate, self._writes.rate)
 
 
 class UnlinkedTempFile:
@@ -159,13 +167,12 @@ class UnlinkedTempFile:
 
     def __init__(self, folder: Path, size: int) -> None:
         self._file = tempfile.TemporaryFile(buffering=0, prefix=".weights-", dir=folder)  # noqa: SIM115
-        weakref.finalize(self, self._file.close)  # where nobody closes it
-        handle = self._file.fileno()
+        weakref.finalize(self, self._file.close)  # It is closed also where nobody closes it.
         try:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(handle, 0, aligned(size))
+                os.posix_fallocate(self._file.fileno(), 0, aligned(size))
             else:
-                os.truncate(handle, aligned(size))
+                os.truncate(self._file.fileno(), aligned(size))
             self._is_direct = self._bypass_cache()
         except BaseException:
             self.close()
@@ -178,24 +185,24 @@ class UnlinkedTempFile:
 
     def read(self, offset: int, target: Tensor) -> None:
         """Fill `target` (aligned bytes on the host)."""
-        view, done = memoryview(target.numpy().data), 0
+        missing = memoryview(target.numpy().data)
         self._file.seek(offset)
-        while done < len(view):
-            count = self._file.readinto(view[done : done + MOST_AT_ONCE])
+        while missing:
+            count = self._file.readinto(missing)
             if not count:
                 raise OSError(errno.EIO, "the file of weights ended early")
-            done += count
-        self._drop(offset, len(view))
+            missing = missing[count:]
+        self._drop(offset, len(target))
 
     def write(self, offset: int, source: Tensor) -> None:
         """Write `source` (aligned bytes on the host)."""
-        view, done = memoryview(source.numpy().data), 0
+        unwritten = memoryview(source.numpy().data)
         self._file.seek(offset)
-        while done < len(view):
-            done += self._file.write(view[done : done + MOST_AT_ONCE]) or 0
+        while unwritten:
+            unwritten = unwritten[self._file.write(unwritten) or 0 :]
         if not self._is_direct:
-            os.fsync(self._file.fileno())  # pages that wait to be written cannot be dropped
-        self._drop(offset, len(view))
+            os.fsync(self._file.fileno())  # Pages that wait to be written cannot be dropped.
+        self._drop(offset, len(source))
 
     def close(self) -> None:
         """Give its space on the disk back."""
@@ -212,7 +219,7 @@ class UnlinkedTempFile:
         """
         try:
             import fcntl
-        except ImportError:  # Windows
+        except ImportError:  # Windows has no such calls.
             return False
         with suppress(OSError):
             if hasattr(fcntl, "F_NOCACHE"):

@@ -53,12 +53,15 @@ class PrefetchBuffers:
     def __init__(
         self, backend: OffloadBackend, sizes: Sequence[int], buffers: Sequence[Tensor], mark: Callable[[], Wait]
     ) -> None:
-        self.backend, self.sizes, self._mark = backend, sizes, mark
-        self._buffers = [Buffer(memory) for memory in buffers]  # the one used last stands at the end
-        self._stored: set[int] = set()  # blocks that were stored once: others have nothing to load
+        self.backend = backend
+        self.sizes = sizes
+        self._mark = mark
+        self._buffers = [Buffer(memory) for memory in buffers]  # The one used last stands at the end.
+        self._stored_blocks: set[int] = set()  # Blocks that were stored once: others have nothing to load.
         self._mover = ThreadPoolExecutor(1, thread_name_prefix="weights")
-        self.read_bytes = self.written_bytes = 0
-        self.waited_seconds = 0.0  # in `acquire`: what moving took longer than the computation beside it
+        self.read_bytes = 0
+        self.written_bytes = 0
+        self.waited_seconds = 0.0  # Moving took so much longer than the computation beside it.
 
     def acquire(self, block: int) -> Tensor:
         """The bytes of a block, in memory until `release`.
@@ -66,7 +69,8 @@ class PrefetchBuffers:
         Raises:
             UserError: the disk failed.
         """
-        buffer, began = self.prefetch(block), time.perf_counter()
+        buffer = self.prefetch(block)
+        began = time.perf_counter()
         assert buffer is not None, "more blocks are in use at once than there are buffers"
         try:
             buffer.moved.result()
@@ -101,21 +105,22 @@ class PrefetchBuffers:
         for buffer in self._buffers:
             if buffer.block == block:
                 return buffer
-        free = next((buffer for buffer in self._buffers if not buffer.used), None)
-        if free is not None:
-            self._replace(free, block)
-        return free
+        for buffer in self._buffers:
+            if not buffer.used:
+                self._replace(buffer, block)
+                return buffer
+        return None
 
     def _replace(self, buffer: Buffer, block: int) -> None:
         """Move bytes once the computation has come to where it is now, and after all moves before."""
         before = buffer.moved
         reached = self._mark()
         old = buffer.block if buffer.is_changed else None
-        is_read = block in self._stored
+        is_read = block in self._stored_blocks
         buffer.block = block
         buffer.is_changed = False
         if old is not None:
-            self._stored.add(old)
+            self._stored_blocks.add(old)
             self.written_bytes += self.sizes[old]
         if is_read:
             self.read_bytes += self.sizes[block]

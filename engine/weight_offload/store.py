@@ -10,7 +10,7 @@ weights in memory, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -22,13 +22,11 @@ from torch import Tensor, nn
 from common.language import say
 from common.storage import is_full, make_folder
 from common.units import format_size
-from devices.base import Device
-from devices.copies import Carrier
+from devices.base import Device, dtype_of
 from engine.weight_offload.backends import (
     CpuBackend,
     DiskBackend,
     OffloadBackend,
-    StagedDiskBackend,
     aligned,
     aligned_buffer,
 )
@@ -44,40 +42,16 @@ from settings.errors import UserError, reason_of
 
 
 def offloaded_store(
-    choice: ExecutionPlan, device: Device, folder: Path, num_processes: int = 1
+    plan: ExecutionPlan, device: Device, folder: Path, num_processes: int = 1
 ) -> OffloadedWeightStore | None:
     """The weight store that a plan asks for, where it offloads blocks; None where all weights are in memory.
 
     Args:
         folder: on whose disk a file lies. num_processes: that train together: then updates come a block later.
     """
-    if not choice.offloaded_blocks:
+    if not plan.offloaded_blocks:
         return None
-    is_beside = device.torch_device.type != "cpu" or device.is_separate_memory
-    carrier = device.carrier() if is_beside else None
-
-    def backend(sizes: Sequence[int]) -> OffloadBackend:
-        if choice.weights_in != FILE:
-            assert carrier is not None, "weights that compute in the RAM are stored there without offload"
-            return CpuBackend(sizes, carrier)
-        try:
-            make_folder(folder)
-            return DiskBackend(folder, sizes) if carrier is None else StagedDiskBackend(folder, sizes, carrier)
-        except OSError as error:
-            what = say("there is no room") if is_full(error) else reason_of(error)
-            raise UserError(
-                "--weights_in = file, {size} of weights cannot be put into {folder}: {what}; free space or name "
-                "another --weights_dir",
-                size=format_size(sum(sizes)),
-                folder=folder,
-                what=what,
-            ) from error
-
-    storage, compute = getattr(torch, choice.storage), getattr(torch, choice.compute)
-    buffers = SLOTS + (num_processes > 1)
-    return OffloadedWeightStore(
-        storage, compute, choice.offloaded_blocks, backend, device.torch_device, carrier, buffers
-    )
+    return OffloadedWeightStore(plan, device, folder, SLOTS + (num_processes > 1))
 
 
 @dataclass(frozen=True)
@@ -102,29 +76,26 @@ class OffloadedWeightStore(WeightStore):
     """Some blocks' weights are offloaded.
 
     Args:
-        storage, compute: dtypes as stored and of products.
-        offloaded_blocks: how many blocks are offloaded. make_backend: where to, given the bytes of each.
-        device: that computes. carrier: between it and the host; None: it computes in the host's memory.
-        buffers: blocks that are in memory at once; one more where updates come a block later.
-    Memory: `buffers` times the largest block as stored.
+        plan: how many blocks are offloaded and where to, and the dtypes at rest and of products.
+        device: that computes. folder: on whose disk a file lies.
+        num_buffers: blocks that are in memory at once.
+    Memory: `num_buffers` times the largest block as stored.
     """
 
-    def __init__(
-        self,
-        storage: torch.dtype,
-        compute: torch.dtype,
-        offloaded_blocks: int,
-        make_backend: Callable[[Sequence[int]], OffloadBackend],
-        device: torch.device,
-        carrier: Carrier | None = None,
-        buffers: int = SLOTS,
-    ) -> None:
-        super().__init__(compute)
-        self.storage, self.offloaded_blocks, self._make_backend = storage, offloaded_blocks, make_backend
-        self.device, self.carrier, self._num_buffers = device, carrier, buffers
-        self._slices: dict[int, _Slice] = {}  # id of a weight -> where it is
-        self._members: list[list[nn.Parameter]] = []  # of each offloaded block
-        self._follower: list[int] = []  # of each: which one generation needs next
+    def __init__(self, plan: ExecutionPlan, device: Device, folder: Path, num_buffers: int) -> None:
+        super().__init__(dtype_of(plan.compute))
+        self.storage = dtype_of(plan.storage)
+        self.plan = plan
+        self.folder = folder
+        self.device = device.torch_device
+        self.num_buffers = num_buffers
+        self._copies = device.carrier()
+        # Between the device and the host; None where the device computes in the host's memory.
+        is_beside = self.device.type != "cpu" or device.is_separate_memory
+        self._carrier = self._copies if is_beside else None
+        self._slices: dict[int, _Slice] = {}  # The keys are the ids of the weights.
+        self._members: list[list[nn.Parameter]] = []  # The weights of each offloaded block.
+        self._follower: list[int] = []  # For each offloaded block, the one that generation needs next.
 
     # --- making and filling
 
@@ -132,32 +103,51 @@ class OffloadedWeightStore(WeightStore):
         """Give a model on "meta" its weights: those of offloaded blocks a slice of their block, all others memory. None
         is filled.
         """
-        blocks, sizes = [block for stack in model.stacks.values() for block in stack.blocks], list[int]()
+        blocks = [block for stack in model.stacks.values() for block in stack.blocks]
+        sizes = list[int]()
         first_of_decoder = 0
         for number, block in enumerate(blocks):
-            if is_offloaded(number, len(blocks), self.offloaded_blocks):
+            if is_offloaded(number, len(blocks), self.plan.offloaded_blocks):
                 first_of_decoder += number < len(model.encoder.blocks)
                 sizes.append(self._lay_out(block, len(sizes)))
         for name, weight in list(model.named_parameters()):
             if weight.device.type == "meta":
                 replace_weight(model, name, self._in_memory(name, weight))
-        # generation goes through the encoder once, and through the decoder for each token
+        # Generation goes through the encoder once, and through the decoder for each token.
         self._follower = [*range(1, len(sizes)), min(first_of_decoder, len(sizes) - 1)]
         self.inner = weight_store_for(self.storage, self.compute_dtype, (model.embedding, model.output_weight))
-        buffers = [self._buffer(max(sizes)) for _ in range(self._num_buffers)]
-        mark = (Carrier(self.device) if self.carrier is None else self.carrier).mark
-        self.buffers = PrefetchBuffers(self._make_backend(sizes), sizes, buffers, mark)
+        backend = self._make_backend(sizes)
+        buffers = [self._buffer(max(sizes)) for _ in range(self.num_buffers)]
+        self.buffers = PrefetchBuffers(backend, sizes, buffers, self._copies.mark)
+
+    def _make_backend(self, sizes: Sequence[int]) -> OffloadBackend:
+        if self.plan.weights_in != FILE:
+            assert self._carrier is not None, "weights that compute in the RAM are stored there without offload"
+            return CpuBackend(sizes, self._carrier)
+        try:
+            make_folder(self.folder)
+            return DiskBackend(self.folder, sizes, self._carrier)
+        except OSError as error:
+            what = say("there is no room") if is_full(error) else reason_of(error)
+            raise UserError(
+                "--weights_in = file, {size} of weights cannot be put into {folder}: {what}; free space or name "
+                "another --weights_dir",
+                size=format_size(sum(sizes)),
+                folder=self.folder,
+                what=what,
+            ) from error
 
     def _lay_out(self, block: nn.Module, number: int) -> int:
         """Give the matrices of a block their slices; returns the bytes of the block."""
-        size, members = 0, list[nn.Parameter]()
+        size = 0
+        members = list[nn.Parameter]()
         for name, weight in list(block.named_parameters()):
             if is_matrix(name, weight.shape):
-                made = self._absent(weight)
-                replace_weight(block, name, made)
-                self._slices[id(made)] = _Slice(number, size, made.nbytes, made.shape, made.dtype)
-                members.append(made)
-                size += aligned(made.nbytes)
+                absent = self._absent(weight)
+                replace_weight(block, name, absent)
+                self._slices[id(absent)] = _Slice(number, size, absent.nbytes, absent.shape, absent.dtype)
+                members.append(absent)
+                size += aligned(absent.nbytes)
         self._members.append(members)
         return size
 
@@ -177,7 +167,7 @@ class OffloadedWeightStore(WeightStore):
         return nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device=self.device), weight.requires_grad)
 
     def _buffer(self, size: int) -> Tensor:
-        if self.carrier is None:
+        if self._carrier is None:
             return aligned_buffer(size)
         return torch.empty(aligned(size), dtype=torch.uint8, device=self.device)
 
@@ -191,15 +181,15 @@ class OffloadedWeightStore(WeightStore):
 
     @contextmanager
     def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        found = list(weights)
-        with self.loaded(found), self.inner.in_compute_dtype(found):
+        used = list(weights)
+        with self.loaded(used), self.inner.in_compute_dtype(used):
             yield
 
     @contextmanager
     def for_products(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        found = list(weights)
-        with self.loaded(found), self.inner.for_products(found):
-            for block in self._blocks_of(found):
+        used = list(weights)
+        with self.loaded(used), self.inner.for_products(used):
+            for block in self._blocks_of(used):
                 self.buffers.prefetch(self._follower[block])
             yield
 
@@ -246,8 +236,7 @@ class OffloadedWeightStore(WeightStore):
         self.buffers.close()
 
     def _blocks_of(self, weights: Iterable[nn.Parameter]) -> list[int]:
-        keys = filter(self._slices.__contains__, map(id, weights))
-        return list(dict.fromkeys(self._slices[key].block for key in keys))
+        return list(dict.fromkeys(self._slices[id(weight)].block for weight in weights if id(weight) in self._slices))
 
 
 def _nothing(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -27,7 +27,9 @@ def commands(text: str) -> list[str]:
 
 
 def test_a_terminal_is_guarded_and_a_pipe_gets_answers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, errors, pipe = Terminal(), io.StringIO(), io.StringIO()
+    terminal = Terminal()
+    errors = io.StringIO()
+    pipe = io.StringIO()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", errors)
     with guard():
@@ -43,10 +45,10 @@ def test_a_terminal_is_guarded_and_a_pipe_gets_answers_as_they_are(monkeypatch: 
     assert pipe.getvalue() == HOSTILE + "\n"
 
 
-@pytest.mark.parametrize("place", [Terminal, io.StringIO])
-def test_samples_and_notes_are_shown(place: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
+def test_samples_and_notes_are_shown(kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    stream = place()
+    stream = kind()
     progress = Progress(1, stream=stream)
     progress.sample(HOSTILE, HOSTILE, HOSTILE)
     progress.note(HOSTILE)
@@ -61,8 +63,8 @@ def test_an_error_that_quotes_data_and_names_is_shown(
     name = "a\x1b]0;owned\x07.jsonl" if os.name != "nt" else "a.jsonl"
     (tmp_path / name).write_text(json.dumps({HOSTILE: "x"}) + "\n")
     code = train_low_mem.main(["prepare", f"--train_file={name}", "--objective=span"])
-    told = "".join(capsys.readouterr())
-    assert code == 2 and "owned" in told and not commands(told)
+    message = "".join(capsys.readouterr())
+    assert code == 2 and "owned" in message and not commands(message)
 
 
 def test_a_panic_of_a_library_is_a_crash_that_is_told(
@@ -77,5 +79,5 @@ def test_a_panic_of_a_library_is_a_crash_that_is_told(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train_low_mem, "_dispatch", panic)
     assert train_low_mem.main(["plan"]) == 1
-    told = capsys.readouterr().err
-    assert "unexpected PanicException" in told and not commands(told)
+    message = capsys.readouterr().err
+    assert "unexpected PanicException" in message and not commands(message)

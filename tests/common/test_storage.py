@@ -34,18 +34,11 @@ from settings.fields import read_settings_file
 from tests.killing import DIED, run_child
 
 
-@pytest.mark.parametrize(
-    "error, full",
-    [
-        (OSError(errno.ENOSPC, "x"), True),
-        (OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device"), True),
-        (OSError("4096 requested and 0 written"), True),
-        (OSError(errno.EIO, "Input/output error"), False),
-        (ValueError("No space left"), False),
-    ],
-)
-def test_a_full_disk_is_known_however_it_is_told(error: Exception, full: bool) -> None:
-    assert is_full(error) is full
+def test_a_full_disk_is_known_however_it_is_told() -> None:
+    detail = "[Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device"
+    for error in (OSError(errno.ENOSPC, "x"), OSError(detail), OSError("4096 requested and 0 written")):
+        assert is_full(error)
+    assert not is_full(OSError(errno.EIO, "Input/output error")) and not is_full(ValueError("No space left"))
 
 
 def test_a_failure_leaves_nothing_and_the_next_attempt_begins_clean(tmp_path: Path) -> None:
@@ -58,7 +51,7 @@ def test_a_failure_leaves_nothing_and_the_next_attempt_begins_clean(tmp_path: Pa
     with pytest.raises(ValueError, match="no"):
         make_once(target, fail)
     assert not target.exists() and not list(tmp_path.glob("*.partial"))
-    (tmp_path / "target.partial").mkdir()  # what a killed process leaves
+    (tmp_path / "target.partial").mkdir()  # A killed process leaves such a folder.
     (tmp_path / "target.partial" / "old").write_text("x")
     make_once(target, Path.mkdir)
     assert list(target.iterdir()) == []
@@ -98,8 +91,7 @@ def test_a_full_disk_and_an_unusable_folder_are_user_errors(tmp_path: Path) -> N
         make_once(tmp_path / "file" / "target", Path.mkdir)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE])
-@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize(("number", "is_wrapped"), [(errno.EACCES, False), (errno.EIO, True), (errno.EMFILE, True)])
 def test_what_cannot_be_read_is_told_and_stays(tmp_path: Path, number: int, is_wrapped: bool) -> None:
     def read(path: Path) -> str:
         try:
@@ -116,27 +108,16 @@ def test_what_cannot_be_read_is_told_and_stays(tmp_path: Path, number: int, is_w
     assert target.read_bytes() == b"kept"
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(2**40)
-
-
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes")
-@pytest.mark.parametrize("endless", [pipe, sparse])
-def test_a_file_without_an_end_is_refused(tmp_path: Path, endless: Callable[[Path], None]) -> None:
-    endless(tmp_path / "config.json")
-    with pytest.raises(OSError):
-        read_text(tmp_path / "config.json")
-
-
-def test_settings_may_come_through_a_pipe_and_have_an_end(tmp_path: Path) -> None:
-    sparse(tmp_path / "settings.yaml")
+def test_a_file_without_an_end_is_refused_but_settings_may_come_through_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**40)
+    for name in ("pipe", "sparse"):
+        with pytest.raises(OSError):
+            read_text(tmp_path / name)
     with pytest.raises(UserError, match="larger than 16 MiB"):
-        read_settings_file(tmp_path / "settings.yaml")
+        read_settings_file(tmp_path / "sparse")
     reading, writing = os.pipe()
     os.write(writing, b"seed: 7\n")
     os.close(writing)
@@ -171,11 +152,11 @@ WORK = {0: b"", 2: b"third" * 1000}
 def make_parts(folder: Path) -> list[int]:
     """Make the parts that are missing; their numbers."""
     parts = Parts(folder, "of this work", ".bin")
-    made = [part for part in WORK if part not in parts]
-    for part in made:
+    made_anew = [part for part in WORK if part not in parts]
+    for part in made_anew:
         with parts.write(part, {"rows": part}) as path:
             path.write_bytes(WORK[part])
-    return made
+    return made_anew
 
 
 def content_of(folder: Path) -> list[tuple[bytes, object]]:
@@ -200,7 +181,8 @@ def die_before_call(number: int) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="needs fork")
 def test_work_in_parts_goes_on_right_wherever_it_was_killed(tmp_path: Path) -> None:
     expected = [(WORK[part], {"rows": part}) for part in WORK]
-    number, code = 0, DIED
+    number = 0
+    code = DIED
     while code == DIED:
         folder = tmp_path / str(number)
 
@@ -219,16 +201,17 @@ def test_work_in_parts_goes_on_right_wherever_it_was_killed(tmp_path: Path) -> N
 
 
 def test_a_part_counts_only_as_it_was_written(tmp_path: Path) -> None:
-    sound, folder = tmp_path / "sound", tmp_path / "parts"
+    sound = tmp_path / "sound"
+    folder = tmp_path / "parts"
     make_parts(sound)
     whole = content_of(sound)
     manifest = (sound / "parts.jsonl").read_bytes()
     (sound / ".tmp-00000003.bin").write_bytes(b"a leftover")
     (sound / "00000004.bin").write_bytes(b"in no manifest")
 
-    def flip(path: Path, place: int) -> None:
+    def flip(path: Path, index: int) -> None:
         content = bytearray(path.read_bytes())
-        content[place] ^= 1
+        content[index] ^= 1
         path.write_bytes(content)
 
     def replace(path: Path, make: Callable[[Path], object]) -> None:
@@ -246,13 +229,13 @@ def test_a_part_counts_only_as_it_was_written(tmp_path: Path) -> None:
         (lambda: os.truncate(folder / "parts.jsonl", len(manifest) - 1), [2]),
         (lambda: replace(folder / "parts.jsonl", lambda path: path.write_text('[]\n"x"\n{}\n')), [0, 2]),
     ]
-    if hasattr(os, "mkfifo"):  # which nobody writes to
+    if hasattr(os, "mkfifo"):  # Nobody writes to these pipes.
         harms.append((lambda: replace(part, os.mkfifo), [2]))
         harms.append((lambda: replace(folder / "parts.jsonl", os.mkfifo), [0, 2]))
-    for harm, made in harms:
+    for harm, made_anew in harms:
         shutil.copytree(sound, folder)
         harm()
-        assert make_parts(folder) == made
+        assert make_parts(folder) == made_anew
         assert content_of(folder) == whole
         shutil.rmtree(folder)
 

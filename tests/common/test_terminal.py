@@ -19,14 +19,14 @@ PROBLEM = (
 )
 
 
-@pytest.mark.parametrize("room", [30, 100])
-def test_a_refusal_is_broken_between_words_and_commands_stay_whole(room: int) -> None:
-    first, *others = lines = paragraphs(PROBLEM, room)
-    assert first.startswith("  --finetune_from = nowhere,") and others[-1] == PROBLEM.splitlines()[1]
+@pytest.mark.parametrize("columns", [30, 100])
+def test_a_refusal_is_broken_between_words_and_commands_stay_whole(columns: int) -> None:
+    first, *following = lines = paragraphs(PROBLEM, columns)
+    assert first.startswith("  --finetune_from = nowhere,") and following[-1] == PROBLEM.splitlines()[1]
     assert " ".join(" ".join(lines[:-1]).split()) == PROBLEM.splitlines()[0].strip()
     assert any(FETCH in line for line in lines) and "\ue000" not in "".join(lines)
-    assert all(width(line) <= room or FETCH in line for line in lines[:-1])
-    assert all(line.startswith("    ") for line in others[:-1])
+    assert all(width(line) <= columns or FETCH in line for line in lines[:-1])
+    assert all(line.startswith("    ") for line in following[:-1])
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no terminals")
@@ -35,15 +35,15 @@ def test_refusals_fit_the_terminal_and_are_one_line_elsewhere() -> None:
     terminal, inside = os.openpty()
     with subprocess.Popen(command, stderr=inside, env={**os.environ, "COLUMNS": "70"}) as child:
         os.close(inside)
-        shown = b""
+        output = b""
         while True:
             try:
-                shown += os.read(terminal, 4096)
+                output += os.read(terminal, 4096)
             except OSError:  # the other end is closed
                 break
     os.close(terminal)
-    lines = shown.decode().splitlines()
+    lines = output.decode().splitlines()
     assert child.returncode == 2 and len(lines) > 3 and all(len(line) <= 70 for line in lines), lines
     assert lines[-1].endswith("did you mean tiny?")
     piped = subprocess.run(command, capture_output=True, text=True).stderr
-    assert len(piped.splitlines()) == 2 and " ".join(piped.split()) == " ".join(shown.decode().split())
+    assert len(piped.splitlines()) == 2 and " ".join(piped.split()) == " ".join(output.decode().split())

@@ -28,8 +28,8 @@ from typing import Any
 
 import psutil
 
-# other people's code has its own ways on Windows, which need Windows: it is imported as what it is
-LIBRARIES = (
+# On Windows libraries take other paths, which need Windows: they are imported as what they are.
+LIBRARIES = [
     "numpy",
     "torch",
     "torch.distributed",
@@ -49,10 +49,10 @@ LIBRARIES = (
     "filelock",
     "fire",
     "yaml",
-)
+]
 MODULES = ("resource", "fcntl", "termios", "pwd", "grp", "syslog", "pty", "tty", "readline")
 # a fork through subprocess stays possible: Windows starts processes in its own way
-FUNCTIONS = (
+FUNCTIONS = [
     "fork",
     "forkpty",
     "sysconf",
@@ -83,8 +83,8 @@ FUNCTIONS = (
     "getresuid",
     "O_DIRECTORY",
     "O_CLOEXEC",
-)
-SIGNALS = (
+]
+SIGNALS = [
     "SIGKILL",
     "SIGHUP",
     "SIGUSR1",
@@ -96,7 +96,7 @@ SIGNALS = (
     "SIGCONT",
     "SIGQUIT",
     "alarm",
-)
+]
 HIDDEN = ("/proc", "/sys", "/dev/nvidia")
 
 
@@ -107,7 +107,7 @@ def _is_hidden(path: Any) -> bool:
 def _open(real: Any) -> Any:
     def opened(path: Any, *arguments: Any, **options: Any) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
-        if _is_hidden(path) and not caller.startswith("psutil"):  # which has its own way to look there
+        if _is_hidden(path) and not caller.startswith("psutil"):  # psutil looks there by itself
             raise FileNotFoundError(2, "No such file or directory", str(path))
         return real(path, *arguments, **options)
 
@@ -155,6 +155,6 @@ def _hide(real: Any, answer: Any) -> Any:
 class _WindowsMemory:
     """What psutil tells of a process on Windows."""
 
-    def __init__(self, found: Any) -> None:
-        self.rss = self.peak_wset = found.rss
-        self.private = found.rss - found.shared
+    def __init__(self, memory: Any) -> None:
+        self.rss = self.peak_wset = memory.rss
+        self.private = memory.rss - memory.shared

@@ -28,8 +28,11 @@ from settings.errors import UserError
 from tests.fake_device import OUT_OF_MEMORY, FakeDevice
 from training.setup.plan import machine_of
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-GIB, MIB = 2**30, 2**20
+BF16 = torch.bfloat16
+FP16 = torch.float16
+FP32 = torch.float32
+GIB = 2**30
+MIB = 2**20
 BUDGET = Budget(GIB, GIB, GIB, (), "flag", 0)
 
 
@@ -67,17 +70,18 @@ def become_mac(
     patch: pytest.MonkeyPatch, kind: str, macos: str = "15.1", brand: bytes = b"", built: bool = True
 ) -> list[str]:
     """Let this be a Mac; gives what torch is asked of MPS."""
-    (machine, values), asked = MACS[kind], list[str]()
+    (machine, values) = MACS[kind]
+    questions = list[str]()
     values = {**values, **({"machdep.cpu.brand_string": brand} if brand else {})}
     patch.setattr(sys, "platform", "darwin")
     patch.setattr(platform, "machine", lambda: machine)
     patch.setattr(platform, "mac_ver", lambda: (macos, ("", "", ""), machine))
     patch.setattr(mps, "read_sysctl", lambda name: values.get(name, b""))
     backend = types.SimpleNamespace(
-        is_built=lambda: asked.append("built") or built, is_available=lambda: asked.append("available") or True
+        is_built=lambda: questions.append("built") or built, is_available=lambda: questions.append("available") or True
     )
     patch.setattr(torch.backends, "mps", backend)
-    return asked
+    return questions
 
 
 def test_a_gpu_is_taken_first_and_each_local_rank_has_its_own(gpu: CudaDevice) -> None:
@@ -100,8 +104,8 @@ def test_a_card_that_this_torch_has_no_kernels_for_is_passed_over(
         return
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
-    (told,) = passed_over("auto", devices.pick(), tmp_path)
-    assert "NVIDIA Test" in told and "cu126" in told
+    (note,) = passed_over("auto", devices.pick(), tmp_path)
+    assert "NVIDIA Test" in note and "cu126" in note
     with pytest.raises(UserError, match=r"--device = cuda, is not here.*cu126"):
         devices.pick("cuda")
 
@@ -129,21 +133,21 @@ def test_a_gpu_that_others_hold_is_told(gpu: CudaDevice, monkeypatch: pytest.Mon
 def test_mps_is_taken_where_the_hardware_has_it_whatever_torch_claims(
     monkeypatch: pytest.MonkeyPatch, kind: str, built: bool, expected: str
 ) -> None:
-    asked = become_mac(monkeypatch, kind, built=built)
+    questions = become_mac(monkeypatch, kind, built=built)
     assert mps.mac_hardware() == kind and devices.pick().name == expected
-    assert bool(asked) == (kind == "apple_silicon"), "torch hangs or gives wrong numbers when it is asked elsewhere"
+    assert bool(questions) == (kind == "apple_silicon"), "torch hangs or gives wrong numbers when it is asked elsewhere"
     if expected == "cpu":
         with pytest.raises(UserError, match="--device = mps, is not here"):
             devices.pick("mps")
 
 
 def test_the_doctor_does_not_touch_mps_on_an_intel_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = become_mac(monkeypatch, "intel")
+    questions = become_mac(monkeypatch, "intel")
     monkeypatch.setattr(CpuDevice, "multiply_rate", lambda self, dtype: 1e11)
     monkeypatch.setattr(CpuDevice, "copy_rate", lambda self: 1e10)
-    found = device_report()
-    assert [device["name"] for device in found["devices"] if not device["missing"]] == ["cpu"]
-    assert found["torch"]["mac"] == "intel" and asked == []
+    report = device_report()
+    assert [device["name"] for device in report["devices"] if not device["missing"]] == ["cpu"]
+    assert report["torch"]["mac"] == "intel" and questions == []
 
 
 def test_a_gpu_that_is_here_and_not_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +155,8 @@ def test_a_gpu_that_is_here_and_not_used_is_told(tmp_path: Path, monkeypatch: py
     assert passed_over("auto", CpuDevice(), tmp_path) == []
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidiactl").touch()
-    (told,) = passed_over("auto", CpuDevice(), tmp_path)
-    assert "this build of torch has no CUDA" in told
+    (note,) = passed_over("auto", CpuDevice(), tmp_path)
+    assert "this build of torch has no CUDA" in note
     assert passed_over("cpu", CpuDevice(), tmp_path) == [], "as asked"
 
 
@@ -172,14 +176,15 @@ def test_a_gpu_counts_cached_blocks_and_its_limit_is_a_share_of_the_card(
 ) -> None:
     assert (gpu.memory_now_bytes(), gpu.memory_idle_bytes(), gpu.memory_peak_bytes()) == (2 * GIB, GIB // 2, 3 * GIB)
     assert (gpu.memory_total_bytes(), gpu.memory_free_bytes()) == (8 * GIB, 5 * GIB + GIB // 2)
-    asked: list[float] = []
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: asked.append(share))
-    assert gpu.limit_memory(2 * GIB) and asked == [0.25]
+    questions: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: questions.append(share))
+    assert gpu.limit_memory(2 * GIB) and questions == [0.25]
 
 
 def test_a_mac_keeps_its_peak_by_sampling_and_its_budget_below_metal_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    held, shares = {"driver": 2 * GIB}, list[float]()
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: held["driver"])
+    sizes = {"driver": 2 * GIB}
+    shares = list[float]()
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: sizes["driver"])
     monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: GIB)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 10 * GIB)
     monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", shares.append)
@@ -189,7 +194,7 @@ def test_a_mac_keeps_its_peak_by_sampling_and_its_budget_below_metal_and_host(mo
         GIB,
         9 * GIB,
     )
-    held["driver"] = GIB
+    sizes["driver"] = GIB
     assert device.memory_now_bytes() == GIB and device.memory_peak_bytes() == 2 * GIB
     device.reset_peak()
     assert device.memory_peak_bytes() == GIB
@@ -217,13 +222,13 @@ def test_each_backend_recognises_its_own_out_of_memory_and_the_hosts(kind: type[
 
 
 def test_other_errors_are_not_out_of_memory_and_causes_are_looked_at() -> None:
-    others = (
+    other_errors = (
         ValueError("CUDA out of memory"),
         UserError("not enough memory: you tried to allocate"),
         OSError(28, "No space"),
     )
     assert not any(
-        FakeDevice().is_out_of_memory(error) for error in (RuntimeError("shapes"), *others, KeyboardInterrupt())
+        FakeDevice().is_out_of_memory(error) for error in (RuntimeError("shapes"), *other_errors, KeyboardInterrupt())
     )
     error = RuntimeError("worker failed")
     error.__cause__ = MemoryError()
@@ -248,7 +253,8 @@ def test_products_of_a_thread_take_a_workspace(capability: tuple[int, int], is_r
 
 
 def test_stray_tensors_are_named(gpu: CudaDevice) -> None:
-    here, away = torch.zeros(1), torch.zeros(1, device="meta")
+    here = torch.zeros(1)
+    away = torch.zeros(1, device="meta")
     CpuDevice().check_placement([("a", here)])
     with pytest.raises(RuntimeError, match="bias on meta"):
         CpuDevice().check_placement([("a", here), ("bias", away)])
@@ -257,21 +263,21 @@ def test_stray_tensors_are_named(gpu: CudaDevice) -> None:
 
 
 def test_placing_on_a_gpu_goes_through_pinned_memory_and_waits_for_nothing() -> None:
-    asked: list[object] = []
+    questions: list[object] = []
 
     class Recorded(torch.Tensor):
         def pin_memory(self) -> Recorded:  # type: ignore[override]
-            asked.append("pinned")
+            questions.append("pinned")
             return self
 
         def to(self, where: torch.device, non_blocking: bool = False) -> Recorded:  # type: ignore[override]
-            asked.append((str(where), non_blocking))
+            questions.append((str(where), non_blocking))
             return self
 
     tensor = torch.arange(5)
     assert place(tensor, torch.device("cpu")) is tensor
     place(tensor.as_subclass(Recorded), torch.device("cuda", 1))
-    assert asked == ["pinned", ("cuda:1", True)]
+    assert questions == ["pinned", ("cuda:1", True)]
 
 
 # --- dtypes and speed
@@ -342,7 +348,9 @@ class Timed(CpuDevice):
 
     def __init__(self, rates: dict[torch.dtype, float], waiting: float = 0.0) -> None:
         super().__init__()
-        self.rates, self.waiting, self.sides = rates, waiting, list[int]()
+        self.rates = rates
+        self.waiting = waiting
+        self.sides = list[int]()
 
     def _time(self, work: object, tensor: torch.Tensor) -> float:
         self.sides.append(tensor.shape[0])
@@ -350,7 +358,9 @@ class Timed(CpuDevice):
 
 
 def test_rates_are_measured_once_a_slow_dtype_with_tiny_products_and_on_a_busy_machine() -> None:
-    slow, fast, busy = Timed({BF16: 0.3e9}), Timed({FP32: 3e12}), Timed({FP32: 1e11}, waiting=0.013)
+    slow = Timed({BF16: 0.3e9})
+    fast = Timed({FP32: 3e12})
+    busy = Timed({FP32: 1e11}, waiting=0.013)
     assert slow.multiply_rate(BF16) == pytest.approx(0.3e9) and max(slow.sides) < LAST_SIDE
     assert fast.multiply_rate(FP32) == fast.multiply_rate(FP32) == pytest.approx(3e12)
     assert fast.sides.count(LAST_SIDE) >= 3 and fast.sides.count(FIRST_SIDE) == 20

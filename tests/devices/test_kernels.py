@@ -22,7 +22,8 @@ from model.loss import LossSettings, loss_and_gradients
 from model.rows import Rows
 
 needs_kernels = pytest.mark.skipif(bool(build.why_impossible()), reason="no compiled kernels here")
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16 = torch.bfloat16
+FP32 = torch.float32
 
 
 @needs_kernels
@@ -83,8 +84,8 @@ def test_a_kernel_without_memory_for_its_scratch_is_out_of_memory() -> None:
 def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kernels.so").write_text("no library")
     monkeypatch.setattr(calls, "library_here", lambda: (tmp_path / "kernels.so", None))
-    found, reason = calls._loaded.__wrapped__()
-    assert found is None and reason and "kernels.so" in reason
+    kernels, reason = calls._loaded.__wrapped__()
+    assert kernels is None and reason and "kernels.so" in reason
 
 
 @needs_kernels
@@ -123,11 +124,12 @@ def test_the_norm_and_its_gradients(dtype: torch.dtype, compiled: bool) -> None:
     norm = RMSNorm(48, 1e-6)
     torch.nn.init.normal_(norm.weight, generator=generator)
     norm(x).backward(grad.detach())
-    wide, weight = x.detach().double().requires_grad_(), norm.weight.detach().double().requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    weight = norm.weight.detach().double().requires_grad_()
     (weight * wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).backward(grad.detach().double())
     tolerance = 1e-5 if dtype == FP32 else 3e-2
-    for ours, theirs in ((x.grad, wide.grad), (norm.weight.grad, weight.grad)):
-        assert (ours.double() - theirs).abs().max() <= tolerance * theirs.abs().max()
+    for ours, expected_gradient in ((x.grad, wide.grad), (norm.weight.grad, weight.grad)):
+        assert (ours.double() - expected_gradient).abs().max() <= tolerance * expected_gradient.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
@@ -137,9 +139,11 @@ def test_the_smoothed_and_weighted_loss(dtype: torch.dtype, compiled: bool) -> N
     labels = torch.randint(0, 90, (50,), generator=generator)
     labels[::7] = -100
     weights = torch.randn(50, generator=generator)
-    settings, grad_head = LossSettings(1, 0.1), torch.zeros_like(head)
+    settings = LossSettings(1, 0.1)
+    grad_head = torch.zeros_like(head)
     total, grad_hidden = loss_and_gradients(hidden, head, labels, 0.5, settings, grad_head, weights)
-    wide, table = hidden.double().requires_grad_(), head.double().requires_grad_()
+    wide = hidden.double().requires_grad_()
+    table = head.double().requires_grad_()
     logits = wide @ table.t()
     log_z = logits.logsumexp(1)
     spread = 0.9 * logits.gather(1, labels.clamp(min=0)[:, None]).squeeze(1) + 0.1 * logits.mean(1)
@@ -147,8 +151,8 @@ def test_the_smoothed_and_weighted_loss(dtype: torch.dtype, compiled: bool) -> N
     (0.5 * expected).backward()
     tolerance = 1e-5 if dtype == FP32 else 3e-2
     assert float(total) == pytest.approx(expected.item(), rel=tolerance)
-    for ours, theirs in ((grad_hidden, wide.grad), (grad_head, table.grad)):
-        assert (ours.double() - theirs).abs().max() <= tolerance * theirs.abs().max()
+    for ours, expected_gradient in ((grad_hidden, wide.grad), (grad_head, table.grad)):
+        assert (ours.double() - expected_gradient).abs().max() <= tolerance * expected_gradient.abs().max()
 
 
 @needs_kernels

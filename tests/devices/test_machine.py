@@ -87,12 +87,12 @@ def test_threads_are_asked_for_else_said_else_one_a_core(monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def speed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "frugalt5" / "machine.json"
 
 
-def test_speeds_are_kept_by_processor_and_scaled_by_threads(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speeds_are_kept_by_processor_and_scaled_by_threads(speed_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuDevice, "multiply_rate", lambda self, dtype: 1e11)
     monkeypatch.setattr(CpuDevice, "threads", 2)
     assert CpuDevice().known_speed() is None
@@ -105,41 +105,36 @@ def test_speeds_are_kept_by_processor_and_scaled_by_threads(home: Path, monkeypa
     assert machine_file.of_cpu(CpuDevice().computes_on, 4) == measured
     monkeypatch.setattr(CpuDevice, "computes_on", "another")
     assert CpuDevice().known_speed() is None, "a home may be shared between machines"
-    assert [path.name for path in home.parent.iterdir()] == ["machine.json"]
+    assert [path.name for path in speed_file.parent.iterdir()] == ["machine.json"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        '{"cpu: a": 3}',
-        '{"cpu: a": {"processor": "a", "threads": 1, "rates": {"float32": NaN}, "date": "", "way": ""}}',
-    ],
-)
-def test_a_broken_file_is_no_file_and_is_mended(home: Path, text: str) -> None:
-    home.parent.mkdir(parents=True)
-    home.write_text(text)
-    assert read("cpu: a") is None
+def test_a_broken_file_is_no_file_and_is_mended(speed_file: Path) -> None:
+    speed_file.parent.mkdir(parents=True)
+    no_rate = '{"cpu: a": {"processor": "a", "threads": 1, "rates": {"float32": NaN}, "date": ""}}'
+    for text in ("", "[]", '{"cpu: a": 3}', no_rate):
+        speed_file.write_text(text)
+        assert read("cpu: a") is None
     keep("cpu: a", "a", 1, {"float32": 1e9})
     assert read("cpu: a") is not None
 
 
-def test_where_nothing_can_be_written_the_figures_still_serve(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_written_the_figures_still_serve(
+    speed_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    home.parent.parent.mkdir(parents=True)
-    home.parent.write_text("no folder")
+    speed_file.parent.parent.mkdir(parents=True)
+    speed_file.parent.write_text("no folder")
     assert keep("cpu: a", "a", 1, {"float32": 1e9}).rates == {"float32": 1e9} and read("cpu: a") is None
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
     assert keep("cpu: a", "a", 1, {"float32": 1e9}).rates == {"float32": 1e9} and read("cpu: a") is None
     monkeypatch.setattr(Path, "home", lambda: Path("/home/someone"))
-    assert machine_file.place() == Path("/home/someone/.cache/frugalt5/machine.json")
+    assert machine_file.location() == Path("/home/someone/.cache/frugalt5/machine.json")
 
 
-def test_a_disk_has_rates_of_its_own_by_where_it_is_mounted(home: Path, tmp_path: Path) -> None:
+def test_a_disk_has_rates_of_its_own_by_where_it_is_mounted(speed_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "not yet there"
     assert machine_file.disk_rates(folder) is None
     machine_file.keep_disk(folder, 2e9, 1e9)
@@ -169,39 +164,32 @@ def test_blocks_of_any_length_share_a_range_on_cuda_whatever_torch_calls_that(tm
     """Under WSL2 there is dxg alone; torch 2.9 does not heed the new name."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / driver).touch()
-    new, old = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-    for version, name, other in (
-        ("2.11.0", new, old),
-        ("3.0", new, old),
-        ("2.10.0", old, new),
-        ("2.9.1+cu126", old, new),
-    ):
+    new = "PYTORCH_ALLOC_CONF"
+    old = "PYTORCH_CUDA_ALLOC_CONF"
+    for version, name, other in (("2.11.0", new, old), ("3.0", new, old), ("2.9.1+cu126", old, new)):
         environ = prepared(tmp_path, "linux", version)
         assert environ[name] == "expandable_segments:True" and other not in environ
     assert new not in prepared(tmp_path, "linux", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64")
 
 
-@pytest.mark.parametrize(
-    ("user", "high", "low"),
-    [
-        ({HIGH: "0.4"}, "0.4", 0.3),
-        ({LOW: "1.4"}, "1.4", 1.4),
-        ({HIGH: "0.0"}, "0.0", 0.6),
-        ({HIGH: "much"}, "much", 0.6),
-    ],
-)
-def test_one_watermark_of_the_user_moves_the_other(tmp_path: Path, user: dict[str, str], high: str, low: float) -> None:
+def test_one_watermark_of_the_user_moves_the_other(tmp_path: Path) -> None:
     """torch refuses low above high."""
-    got = prepared(tmp_path, "darwin", **user)
-    assert got[HIGH] == high and float(got[LOW]) == pytest.approx(low)
+    for name, value, high, low in (
+        (HIGH, "0.4", "0.4", 0.3),
+        (LOW, "1.4", "1.4", 1.4),
+        (HIGH, "0.0", "0.0", 0.6),
+        (HIGH, "much", "much", 0.6),
+    ):
+        ratios = prepared(tmp_path, "darwin", **{name: value})
+        assert ratios[HIGH] == high and float(ratios[LOW]) == pytest.approx(low)
 
 
 def output_of(program: str, *arguments: str, folder: Path = ROOT, **environ: str) -> list[str]:
-    known = {name: value for name, value in os.environ.items() if name not in PRODUCT_CACHES}
+    environment = {name: value for name, value in os.environ.items() if name not in PRODUCT_CACHES}
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=folder,
-        env={**known, **environ},
+        env={**environment, **environ},
         capture_output=True,
         text=True,
         check=False,
@@ -223,8 +211,8 @@ def test_a_mac_has_them_before_torch_is_imported(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     (tmp_path / "text.txt").write_text("a few words\n\n" * 200)
     words = ("train", "--train_file=text.txt", "--tokenizer_type=byte", "--max_steps=1")
-    found = output_of(program, *words, folder=tmp_path, PYTHONPATH=path, **{HIGH: "0.5"})
-    assert found == ["0.5", "1"]
+    words_found = output_of(program, *words, folder=tmp_path, PYTHONPATH=path, **{HIGH: "0.5"})
+    assert words_found == ["0.5", "1"]
 
 
 def test_a_notebook_has_them_before_torch_is_imported_and_knows_where_torch_was_first() -> None:

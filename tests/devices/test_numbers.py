@@ -158,7 +158,9 @@ def test_attention_and_its_gradients_are_those_of_the_cpu(
     if dtype not in device.fast_dtypes():
         pytest.skip(f"{dtype} is not fast here")
     generator = torch.Generator().manual_seed(0)
-    num_rows, num_heads, head_size = 4, 8, 64
+    num_rows = 4
+    num_heads = 8
+    head_size = 64
     q = torch.randn(num_rows, queries, num_heads, head_size, generator=generator) / head_size**0.5
     k = torch.randn(num_rows, keys, num_heads, head_size, generator=generator)
     v = torch.randn(num_rows, keys, num_heads, head_size, generator=generator)

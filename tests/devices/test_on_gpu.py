@@ -51,8 +51,8 @@ def moved(model: T5, device: Device, dtype: torch.dtype = torch.float32) -> T5:
     """The same weights on the GPU."""
     other = T5(model.config, device.torch_device, dtype)
     with torch.no_grad():
-        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
-            mine.copy_(theirs)
+        for mine, original in zip(other.parameters(), model.parameters(), strict=True):
+            mine.copy_(original)
     return other
 
 
@@ -60,12 +60,12 @@ def gradients(
     blockwise: Blockwise, micro_batches: list[MicroBatch], labels: int
 ) -> tuple[float, dict[str, torch.Tensor]]:
     loss = float(blockwise.gradients(micro_batches, labels)) / labels
-    found = {
+    by_name = {
         name: w.grad.detach().cpu().float() for name, w in blockwise.model.named_parameters() if w.grad is not None
     }
     for weight in blockwise.model.parameters():
         weight.grad = None
-    return loss, found
+    return loss, by_name
 
 
 def blockwise_of(model: T5, saved: int, weight_store: WeightStore | None = None, dropout: float = 0.0) -> Blockwise:
@@ -75,8 +75,8 @@ def blockwise_of(model: T5, saved: int, weight_store: WeightStore | None = None,
 def test_what_is_placed_together_arrives_as_it_was(gpu: Device) -> None:
     sent = [torch.arange(7), torch.tensor([True, False]), torch.randn(30, 2).t(), torch.tensor(5, dtype=torch.int32)]
     with placed_together():
-        found = [place(tensor, gpu.torch_device) for tensor in sent]
-    assert all(torch.equal(ours.cpu(), tensor) for ours, tensor in zip(found, sent, strict=True))
+        arrived = [place(tensor, gpu.torch_device) for tensor in sent]
+    assert all(torch.equal(ours.cpu(), tensor) for ours, tensor in zip(arrived, sent, strict=True))
 
 
 def fp16_model(gpu: Device, family: str, wo: float = 1.0, **changes: str) -> tuple[T5, T5]:
@@ -101,12 +101,13 @@ def fp16_blockwise(model: T5, saved: int, scaling: LossScaling) -> Blockwise:
 )
 def test_fp16_gradients_are_those_of_the_cpu_in_fp32(gpu: Device, family: str, saved: int, wo: float) -> None:
     # a ReLU near zero may go the other way, which all weights before it feel
-    (model, other), batch = fp16_model(gpu, family, wo, feed_forward_proj="gated-gelu"), Rectangle()
+    model, other = fp16_model(gpu, family, wo, feed_forward_proj="gated-gelu")
+    batch = Rectangle()
     micro_batches = batch.micro_batches(model, [[0, 3], [1], [2]])
     loss, expected = gradients(blockwise_of(model, saved), micro_batches, batch.num_labels)
     here = batch.micro_batches(other, [[0, 3], [1], [2]])
-    on_gpu, found = gradients(fp16_blockwise(other, saved, LossScaling()), here, batch.num_labels)
-    total = torch.cat([found[name].flatten() / 2**16 - expected[name].flatten() for name in expected]).norm()
+    on_gpu, by_name = gradients(fp16_blockwise(other, saved, LossScaling()), here, batch.num_labels)
+    total = torch.cat([by_name[name].flatten() / 2**16 - expected[name].flatten() for name in expected]).norm()
     error = float(total / torch.cat([gradient.flatten() for gradient in expected.values()]).norm())
     print(f"{family}: loss {on_gpu / loss - 1:+.1e}, gradients {error:.1e}")
     assert on_gpu == pytest.approx(loss, rel=1e-2) and error < 1e-2
@@ -116,8 +117,10 @@ def test_fp16_gradients_are_those_of_the_cpu_in_fp32(gpu: Device, family: str, s
 @pytest.mark.parametrize("name", ["adafactor", "adamw"])
 def test_fp16_learns_overflows_without_a_trace_and_gives_the_same_bits(gpu: Device, name: str) -> None:
     def run(scale: float, steps: int) -> tuple[list[float], list[torch.Tensor], LossScaling]:
-        (_, model), batch = fp16_model(gpu, "t5-v1.1", 4e4), Rectangle(16, 60, 30)
-        micro_batch, scaling = batch.micro_batch(model, list(range(16))), LossScaling(scale)
+        _, model = fp16_model(gpu, "t5-v1.1", 4e4)
+        batch = Rectangle(16, 60, 30)
+        micro_batch = batch.micro_batch(model, list(range(16)))
+        scaling = LossScaling(scale)
         update = OptimizerInBackward(OPTIMIZERS[name](dict(model.named_parameters())), 0.0, scaling)
         losses = []
         for number in range(1, steps + 1):
@@ -182,13 +185,14 @@ def test_compiled_blocks_give_the_gradients_of_their_functions(
     compiled = compile_parts()
     for cuts in ([[0, 3], [1], [2]], [[0, 1, 2, 3]]):
         micro_batches = batch.micro_batches(model, cuts)
-        losses, grads = [], []
+        losses = []
+        grads = []
         for parts in (BlockParts(), compiled, compiled):
             store = WeightStore(dtype)
             blockwise = Blockwise(model, saved, store, LossSettings(), 0.1, parts=parts)
-            loss, found = gradients(blockwise, micro_batches, batch.num_labels)
+            loss, by_name = gradients(blockwise, micro_batches, batch.num_labels)
             losses.append(loss)
-            grads.append(torch.cat([grad.flatten() for grad in found.values()]))
+            grads.append(torch.cat([grad.flatten() for grad in by_name.values()]))
         error = float((grads[1] - grads[0]).norm() / grads[0].norm())
         print(f"{family}, {dtype}: loss {losses[1] / losses[0] - 1:+.1e}, gradients {error:.1e}")
         assert losses[1] == pytest.approx(losses[0], rel=2e-2 if dtype == torch.bfloat16 else 1e-5)
@@ -197,7 +201,8 @@ def test_compiled_blocks_give_the_gradients_of_their_functions(
 
 
 def test_rounding_compiles_and_gives_the_bits_of_the_cpu(gpu: Device) -> None:
-    where, draw = gpu.torch_device, torch.Generator().manual_seed(0)
+    where = gpu.torch_device
+    draw = torch.Generator().manual_seed(0)
     assert not why_no_rounding_kernel(where)
     values = torch.randn(3, 40, 64, generator=draw)
     values[0, 0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e-40])
@@ -253,7 +258,8 @@ def limited(gpu: Device) -> Iterator[Callable[[int], None]]:
 def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, limited: Callable[[int], None]) -> None:
     model = moved(small_model("t5", d_model=256, d_ff=1024, num_heads=8, d_kv=32, vocab_size=512), gpu)
     optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
-    blockwise, update = blockwise_of(model, 99), OptimizerInBackward(optimizer)
+    blockwise = blockwise_of(model, 99)
+    update = OptimizerInBackward(optimizer)
     batch = Rectangle(64, 512, 128, 512)
 
     def step(rows: int) -> None:
@@ -275,7 +281,7 @@ def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, li
     assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
 
-SMALL = (
+SMALL = [
     "--d_model=256",
     "--d_kv=32",
     "--d_ff=1024",
@@ -290,7 +296,7 @@ SMALL = (
     "--save_steps=6",
     "--sample_rows=1",
     "--seed=3",
-)
+]
 
 
 def trained(folder: Path, name: str, *flags: str) -> tuple[dict[int, float], dict[str, Any], Place]:
@@ -332,7 +338,8 @@ def test_the_peak_is_the_planned_one(gpu: Device, tmp_path: Path, mode: str) -> 
 
 @ONLY_CUDA
 def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
-    larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")  # with all blocks saved some 10 GiB
+    # This takes some 10 GiB where all blocks are saved.
+    larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")
     _, events, _ = trained(tmp_path, "tight", f"--device={gpu.name}", *larger, "--memory_budget=2G")
     assert events["plan"]["peak_bytes"] > 256 * MIB and events["end"]["measured_peak_bytes"] <= 2048 * MIB
 

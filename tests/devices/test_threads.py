@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from devices.threads import Threads, Usage, cores_left, fitting_threads, usage
+from devices.threads import CoreUsage, Threads, fitting_threads, free_cores, usage
 
 MOST = 8
 
@@ -21,12 +21,13 @@ MOST = 8
     ],
 )
 def test_what_other_programs_leave(busy: float, own: float, processes: int, expected: float) -> None:
-    before, now = Usage(100.0, 50.0, 7.0), Usage(102.0, 50.0 + busy, 7.0 + own)
-    assert cores_left(before, now, 4, processes) == pytest.approx(expected)
+    before = CoreUsage(100.0, 50.0, 7.0)
+    now = CoreUsage(102.0, 50.0 + busy, 7.0 + own)
+    assert free_cores(before, now, 4, processes) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("left", "left_before", "now", "expected"),
+    ("cores", "cores_before", "now", "expected"),
     [
         (8.0, 8.0, 8, 8),
         (7.6, 8.0, 8, 8),  # a browser that does little
@@ -39,8 +40,8 @@ def test_what_other_programs_leave(busy: float, own: float, processes: int, expe
         (64.0, 64.0, 8, MOST),
     ],
 )
-def test_threads_that_each_have_a_core(left: float, left_before: float, now: int, expected: int) -> None:
-    assert fitting_threads(left, left_before, now, MOST) == expected
+def test_threads_that_each_have_a_core(cores: float, cores_before: float, now: int, expected: int) -> None:
+    assert fitting_threads(cores, cores_before, now, MOST) == expected
 
 
 def test_the_system_says_what_is_worked() -> None:

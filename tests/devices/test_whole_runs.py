@@ -16,6 +16,7 @@ import pytest
 from tests.end_to_end.running import write_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+pytestmark = pytest.mark.slow
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -40,7 +41,7 @@ with device.watched():
     LowMemTrainer(load("train", dict(flag.split("=") for flag in flags))).train()
 assert device.used_bytes < 64 * 2**20 and (device.cleanups > 0)
 """
-FLAGS = (
+FLAGS = [
     "train_file=text.txt",
     "d_model=32",
     "d_kv=8",
@@ -56,7 +57,7 @@ FLAGS = (
     "sample_rows=0",
     "eval_steps=4",
     "dropout_rate=0.1",
-)
+]
 
 
 def trained(
@@ -82,8 +83,8 @@ def events(folder: Path, name: str, flavour: str = "", refused_step: str = "") -
     return [json.loads(line) for line in lines]
 
 
-def losses(told: list[dict[str, Any]]) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in told if event["event"] == "step"}
+def losses(run_events: list[dict[str, Any]]) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in run_events if event["event"] == "step"}
 
 
 @pytest.fixture(scope="module")
@@ -93,27 +94,24 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[di
     return folder, events(folder, "whole")
 
 
-@pytest.mark.slow
 def test_the_plan_is_for_the_card(undisturbed: tuple[Path, list[dict[str, Any]]]) -> None:
-    _, told = undisturbed
-    (plan,) = [event for event in told if event["event"] == "plan"]
+    _, run_events = undisturbed
+    (plan,) = [event for event in run_events if event["event"] == "plan"]
     assert 500 * 2**20 < plan["budget_bytes"] <= 600 * 2**20
-    (end,) = [event for event in told if event["event"] == "end"]
+    (end,) = [event for event in run_events if event["event"] == "end"]
     assert 0 < end["measured_peak_bytes"] <= end["planned_peak_bytes"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flavour", ["cuda", "cpu"])
 def test_an_error_of_any_backend_in_the_middle_of_a_step_changes_no_loss(
     undisturbed: tuple[Path, list[dict[str, Any]]], flavour: str
 ) -> None:
     folder, whole = undisturbed
-    told = events(folder, flavour.replace(" ", "_"), flavour, "3")
-    assert [event["step"] for event in told if event["event"] == "recovery"] == [3]
-    assert losses(told) == pytest.approx(losses(whole), rel=1e-5)
+    run_events = events(folder, flavour.replace(" ", "_"), flavour, "3")
+    assert [event["step"] for event in run_events if event["event"] == "recovery"] == [3]
+    assert losses(run_events) == pytest.approx(losses(whole), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_a_budget_is_refused_that_the_ram_beside_a_device_exceeds(
     undisturbed: tuple[Path, list[dict[str, Any]]],
 ) -> None:

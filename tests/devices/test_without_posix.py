@@ -44,7 +44,8 @@ budget = measure_budget("auto", device)
 clean_all(device)
 facts = take_inventory(Path("runs"))
 print(json.dumps({
-    "proc": has_proc(), "malloc": [tune_malloc("small"), trim_malloc()], "limits": [limit.what for limit in budget.limits],
+    "proc": has_proc(), "malloc": [tune_malloc("small"), trim_malloc()],
+    "limits": [limit.what for limit in budget.limits],
     "budget": budget.host_bytes, "usage": usage_of([os.getpid()]).anon_bytes, "tree": ProcessTree().usage().anon_bytes,
     "peak": peak_bytes(), "load": facts["system"]["load"], "read": facts["disk"]["read_rate"],
     "set": sorted(prepare_environment({})), "device": device.name,
@@ -54,7 +55,7 @@ TRAIN = """
 import train_low_mem
 sys.exit(train_low_mem.main(sys.argv[1:]))
 """
-SMALL = (
+SMALL = [
     "--d_model=16",
     "--d_kv=8",
     "--d_ff=32",
@@ -68,7 +69,7 @@ SMALL = (
     "--mixed_precision=no",
     "--sample_rows=0",
     "--device=cpu",
-)
+]
 
 
 def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

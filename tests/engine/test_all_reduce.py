@@ -19,25 +19,26 @@ slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "place",
+    "failing_group",
     [
         "0",
         pytest.param("1", marks=slow),
         "3 hosts",
-        pytest.param("7", marks=slow),  # the last group
+        pytest.param("7", marks=slow),  # This is the last group.
         pytest.param("update0", marks=slow),
         pytest.param("update3", marks=slow),
         pytest.param("update7", marks=slow),
     ],
 )
-def test_a_failed_process_stops_all_at_the_same_place(place: str) -> None:
-    must_succeed(CHILD, 2, *place.split())
+def test_a_failed_process_stops_all_at_the_same_place(failing_group: str) -> None:
+    must_succeed(CHILD, 2, *failing_group.split())
 
 
 @pytest.mark.parametrize(("family", "dtypes"), [("t5", "float32 float16"), ("umt5", "bfloat16 float32")])
 def test_who_aborts_a_pass_sends_what_the_others_send(family: str, dtypes: str) -> None:
     storage, compute = (getattr(torch, name) for name in dtypes.split())
-    model, batch = small_model(family), Rectangle()
+    model = small_model(family)
+    batch = Rectangle()
     for weight in model.parameters():
         if weight.dim() == 2 and weight.shape[0] != model.config.relative_attention_num_buckets:
             weight.data = weight.data.to(storage)

@@ -13,18 +13,20 @@ from devices.base import CUDA, override_traits
 from devices.kernels import calls
 from devices.threads import use_threads
 from devices.torch_compiler import why_not_for_cpu
-from engine.blockwise import Blockwise
 from engine.compiled import compile_parts, compiler_failure
-from engine.weights import WeightStore
 from memory.estimate.blocks import Block as PlannedBlock
 from memory.estimate.shapes import Tokens
 from model.block_parts import BlockParts, dropped, place_dropout_keys, run_block
 from model.dropout import Dropout
-from model.loss import LossSettings
-from model.reference import T5Reference
 from model.rows import dense_sides, side_by_side
-from model.t5 import T5
-from tests.engine.small_models import Rectangle, relative_error, small_model
+from tests.engine.small_models import (
+    Rectangle,
+    assert_near,
+    blockwise_of,
+    rectangle_gradients,
+    reference_gradients,
+    small_model,
+)
 
 pytestmark = [  # Torch's own compiler raises these, and hides them or not.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
@@ -42,48 +44,28 @@ def dense_rows() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def gradients(
-    model: T5, batch: Rectangle, saved: int, parts: BlockParts | None, rate: float = 0.0
-) -> tuple[float, dict[str, torch.Tensor]]:
-    blockwise = Blockwise(model, saved, WeightStore(torch.float32), LossSettings(), rate, parts=parts)
-    loss = float(blockwise.gradients(batch.micro_batches(model, [[0, 3], [1, 2]]), batch.num_labels))
-    assert float(blockwise.loss(batch.micro_batches(model, [[0, 1, 2, 3]]))) > 0
-    grads = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
-    model.zero_grad()
-    return loss, grads
-
-
 @pytest.mark.parametrize(
     ("family", "activation", "saved", "backend"),
-    [
-        ("t5", "relu", 2, "aot_eager"),
-        ("t5-v1.1", "gated-gelu", 0, "eager"),
-        ("umt5", "gated-silu", 99, "eager"),
-    ],
+    [("t5", "relu", 2, "aot_eager"), ("t5-v1.1", "gated-gelu", 0, "eager"), ("umt5", "gated-silu", 99, "eager")],
 )
-def test_gradients_are_those_of_blocks_as_they_are_and_of_the_plain_model(
-    family: str, activation: str, saved: int, backend: str
-) -> None:
-    model, batch = small_model(family, feed_forward_proj=activation), Rectangle()
-    loss, expected = gradients(model, batch, saved, None)
-    ours, compiled = gradients(model, batch, saved, compile_parts(backend))
-    assert ours == pytest.approx(loss, rel=1e-6) and compiled.keys() == expected.keys()
-    assert max(relative_error(compiled[name], expected[name]) for name in expected) < 1e-5
-    reference = T5Reference(model.config)
-    reference.load_state_dict(model.state_dict())
-    reference(batch.input_ids, batch.mask, batch.labels).backward()
-    for name, weight in reference.named_parameters():
-        assert relative_error(compiled[name], weight.grad) < 1e-5, name
+def test_gradients_are_those_of_the_plain_model(family: str, activation: str, saved: int, backend: str) -> None:
+    model = small_model(family, feed_forward_proj=activation)
+    blockwise = blockwise_of(model, saved, parts=compile_parts(backend))
+    assert_near(rectangle_gradients(blockwise, Rectangle()), reference_gradients(model, Rectangle()))
 
 
-def test_recomputed_blocks_drop_what_they_dropped() -> None:
-    model, batch = small_model("t5-v1.1"), Rectangle()
-    loss, expected = gradients(model, batch, 99, BlockParts(), rate=0.3)
-    for saved, backend in ((0, "aot_eager"), (2, "eager")):
-        ours, grads = gradients(model, batch, saved, compile_parts(backend), rate=0.3)
-        assert ours == pytest.approx(loss, rel=1e-6)
-        assert max(relative_error(grads[name], expected[name]) for name in expected) < 1e-5
-    assert gradients(model, batch, 0, None)[0] != pytest.approx(loss, rel=1e-3)
+def test_recomputed_blocks_drop_what_they_dropped_and_steps_of_any_length_run_the_same_graphs() -> None:
+    model = small_model("t5-v1.1")
+    parts = compile_parts("eager")
+    expected = rectangle_gradients(blockwise_of(model, 99, rate=0.3, parts=BlockParts()), Rectangle())
+    compiled = blockwise_of(model, 2, rate=0.3, parts=parts)
+    assert_near(rectangle_gradients(compiled, Rectangle()), expected)
+    other_mask, _ = rectangle_gradients(blockwise_of(model, rate=0.3), Rectangle())
+    assert other_mask != pytest.approx(expected[0], rel=1e-3)
+    assert float(compiled.loss(Rectangle().micro_batches(model, [[0, 1, 2, 3]]))) > 0
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows, source, target in ((4, 90, 9), (7, 30, 60), (5, 4, 3)):
+            rectangle_gradients(compiled, Rectangle(rows, source, target))
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
@@ -94,7 +76,7 @@ def test_a_share_of_the_elements_is_dropped(rate: float) -> None:
     masks = [dropped(torch.ones(2048, 256), keys, number, rate) > 0 for number in range(4)]
     for mask in masks:
         assert abs(1 - rate - mask.float().mean()) < 0.003
-        for dim in (0, 1):  # As far from the mean as independent draws would be.
+        for dim in (0, 1):  # They are as far from the mean as independent draws would be.
             deviation = (mask.float().mean(dim) - 1 + rate).std() * (mask.shape[dim] / rate / (1 - rate)) ** 0.5
             assert 0.8 < deviation < 1.2
         for shift in (1, 256):
@@ -103,15 +85,6 @@ def test_a_share_of_the_elements_is_dropped(rate: float) -> None:
             assert abs(both - (1 - rate) ** 2) < 0.004
     together = (masks[0] & masks[1]).float().mean()
     assert abs(together - (1 - rate) ** 2) < 0.004
-
-
-def test_steps_of_any_length_run_the_same_graphs() -> None:
-    rate = 0.1
-    model, parts = small_model(), compile_parts("eager")
-    gradients(model, Rectangle(4, 17, 9), 2, parts, rate)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for rows, source, target in ((4, 90, 9), (7, 30, 60), (5, 4, 3)):
-            gradients(model, Rectangle(rows, source, target), 2, parts, rate)
 
 
 @pytest.mark.parametrize(("family", "rate"), [("t5", 0.1), ("t5-v1.1", 0.0)])
@@ -145,8 +118,9 @@ def test_a_block_saves_what_is_planned(family: str, rate: float) -> None:
                 encoder_output=encoder_output,
                 encoder_rows=rows,
             )
-        for given in (x, bias, keys, encoder_output, *model.parameters()):
-            saved.pop(0 if given is None else given.untyped_storage().data_ptr(), None)
+        inputs = [tensor for tensor in (x, bias, keys, encoder_output, *model.parameters()) if tensor is not None]
+        for tensor in inputs:
+            saved.pop(tensor.untyped_storage().data_ptr(), None)
         block = PlannedBlock(model.config, name, 4, 4, tokens, lengths, dropout=rate > 0, scores=2**26, compiled=True)
         assert result.requires_grad and 0.97 < sum(saved.values()) / sum(block.saved(tokens)) < 1.02
 

@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.batches.collate import Row, collate
-from engine.blockwise import Blockwise
 from engine.step import to_micro_batch
-from engine.weights import WeightStore
 from memory.estimate.shapes import Shapes, Sizes
-from model.loss import LossSettings
-from tests.engine.small_models import small_model
+from settings.declared import T5ModelConfig
+from tests.engine.small_models import blockwise_of, small_model
 
 COUNTED = ("mm", "softmax", "norm", "vecdot")
 MOST = 80  # shapes of one operator: eight products of a block at each of nine or ten sizes
@@ -30,7 +28,8 @@ class Counting(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.step, self.first = 0, defaultdict[str, dict[Any, int]](dict)
+        self.step = 0
+        self.first = defaultdict[str, dict[Any, int]](dict)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
@@ -53,14 +52,14 @@ def met(kind: str, steps: int, rows: int, batch_size: int, d_kv: int = 16) -> Co
     sources, targets = lengths(kind, steps, rows)
     sizes: Sizes = Shapes(sources, targets).sizes(batch_size)
     model = small_model(d_model=32, d_kv=d_kv, d_ff=48, num_heads=8, num_layers=1, num_decoder_layers=1)
-    blockwise = Blockwise(model, 9, WeightStore(torch.float32), LossSettings(), 0.0)
+    blockwise = blockwise_of(model, 9)
     with Counting() as counting:
         for counting.step in range(steps):
             pairs = zip(sources[counting.step], targets[counting.step], strict=True)
-            made = [Row(np.full(s, 3), np.full(t, 4), number) for number, (s, t) in enumerate(pairs)]
+            batch = [Row(np.full(s, 3), np.full(t, 4), number) for number, (s, t) in enumerate(pairs)]
             parts = [
-                to_micro_batch(collate(made[at : at + batch_size], 0), model.config, torch.device("cpu"), sizes)
-                for at in range(0, rows, batch_size)
+                to_micro_batch(collate(batch[first : first + batch_size], 0), model.config, torch.device("cpu"), sizes)
+                for first in range(0, rows, batch_size)
             ]
             blockwise.gradients(parts, 100)
             model.zero_grad(set_to_none=True)
@@ -76,7 +75,18 @@ def check(counting: Counting, settled: int) -> None:
 
 @pytest.mark.parametrize("d_kv", [16, 4], ids=["as compiled kernels take them", "dense"])
 def test_words_meet_few_shapes(d_kv: int) -> None:
-    check(met("words", 20, 64, 64, d_kv), settled=15)
+    check(met("words", 14, 64, 64, d_kv), settled=11)
+
+
+def test_batches_of_many_lengths_have_few_shapes() -> None:
+    micro_batches = []
+    for source, target in zip(*lengths("words", 100, 9), strict=True):
+        rows = [Row(np.full(s, 3), np.full(t, 4), n) for n, (s, t) in enumerate(zip(source, target, strict=True))]
+        batch = collate(rows, 0)
+        micro_batches.append(to_micro_batch(batch, T5ModelConfig(), torch.device("cpu"), ((80, 96, 160), (80, 160))))
+    assert {len(micro_batch.input_ids) for micro_batch in micro_batches} == {80, 96, 160}
+    assert {len(micro_batch.decoder_ids) for micro_batch in micro_batches} == {80, 160}
+    assert all(len(micro_batch.decoder_ids) == len(micro_batch.labels) for micro_batch in micro_batches)
 
 
 @pytest.mark.slow

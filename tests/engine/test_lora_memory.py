@@ -31,7 +31,8 @@ def steps():
         add_adapters(model, LoraSettings(8, 16.0))
     update = OptimizerInBackward(OPTIMIZERS["adamw"]({n: w for n, w in model.named_parameters() if w.requires_grad}))
     weight_store = weight_store_for(base, torch.float32, (model.embedding, model.output_weight))
-    blockwise, batch = Blockwise(model, 0, weight_store, LossSettings(chunk_bytes=1 << 22), 0.0), Rectangle(2, 32, 16, 2048)
+    blockwise = Blockwise(model, 0, weight_store, LossSettings(chunk_bytes=1 << 22), 0.0)
+    batch = Rectangle(2, 32, 16, 2048)
     for number in (1, 2):
         update.begin(Step(number, 1e-3))
         loss = blockwise.gradients(batch.micro_batches(model, [[0], [1]]), batch.num_labels, update)
@@ -52,15 +53,17 @@ def test_peak_of_adapters_over_fp32_int8_and_int4(tmp_path: Path) -> None:
 
     shape = T5ModelConfig(vocab_size=2048, num_layers=3, num_decoder_layers=3)
     model = T5(shape).initialise(0)
-    count, head = sum(w.numel() for w in model.parameters()), 4 * shape.vocab_size * shape.d_model
+    count = sum(w.numel() for w in model.parameters())
+    head = 4 * shape.vocab_size * shape.d_model
     hf_format.save(model, tmp_path)
     del model
-    ways = (("float32", "full"), ("float32", "lora"), ("int8", "lora"), ("int4", "lora"), ("float32", "mapped"))
-    full, lora, small, smallest, mapped = (in_child(STEPS, tmp_path, *way)[0] for way in ways)
+    cases = (("float32", "full"), ("float32", "lora"), ("int8", "lora"), ("int4", "lora"), ("float32", "mapped"))
+    full, lora, small, smallest, mapped = (in_child(STEPS, tmp_path, *case)[0] for case in cases)
     assert mapped < 24 * MIB, f"{mapped / MIB:.0f} MiB beside mapped weights"
     assert lora < 4 * count + 24 * MIB, f"{lora / MIB:.0f} MiB over {4 * count / MIB:.0f} MiB of weights"
     assert small < count + head + 24 * MIB, f"{small / MIB:.0f} MiB over {count / MIB:.0f} MiB of weights"
-    table, packed = shape.vocab_size * shape.d_model, 34 / 64
+    table = shape.vocab_size * shape.d_model
+    packed = 34 / 64
     least = packed * (count - table) + table + head
     assert smallest < least + 24 * MIB, f"{smallest / MIB:.0f} MiB over {least / MIB:.0f} MiB of weights"
     assert full > 12 * count > 2.4 * lora, "weights and two moments"

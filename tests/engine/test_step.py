@@ -16,38 +16,23 @@ from data.batches.collate import Batch
 from devices.base import form_scores, traits_of
 from devices.cpu import CpuDevice
 from devices.sizes import update_elements
-from engine.blockwise import Blockwise, Objective
+from engine.blockwise import Objective
 from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.step import Done, Engine, NotFinite, OutOfMemory
 from engine.weights import weight_store_for
 from memory.estimate.workload import ExecutionPlan
-from model.loss import LossSettings
-from model.micro_batch import MicroBatch
-from tests.engine.small_models import small_model
+from tests.engine.small_models import Spoiled, blockwise_of, small_model
 
 PLAN = ExecutionPlan(2, 1, 1, 9, 2, "float32", "float32", 2**20)
 NAN = float("nan")
 
 
-class Spoiled(Objective):
-    """Multiplies the loss, or the gradient of the hidden states, by a factor."""
-
-    def __init__(self, loss: float = 1.0, gradient: float = 1.0) -> None:
-        self.loss_factor = loss
-        self.gradient_factor = gradient
-
-    def loss_and_gradients(
-        self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, scale: float, settings: LossSettings
-    ) -> tuple[Tensor, Tensor]:
-        loss, gradient = super().loss_and_gradients(hidden, head, micro_batch, scale, settings)
-        return loss * self.loss_factor, gradient * self.gradient_factor
-
-
 def rows(seed: int) -> Batch:
     draw = np.random.default_rng(seed)
-    inputs, labels = draw.integers(2, 61, (2, 7)), draw.integers(2, 61, (2, 5))
+    inputs = draw.integers(2, 61, (2, 7))
+    labels = draw.integers(2, 61, (2, 5))
     return Batch(inputs, np.array([7, 7]), labels, np.array([5, 5]), draw.integers(0, 99, 2))
 
 
@@ -62,7 +47,7 @@ def engine_of(
     store = weight_store_for(torch.float32, torch.float32 if scaling is None else torch.float16)
     optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
     update = OptimizerInBackward(optimizer, max_grad_norm, scaling, store)
-    blockwise = Blockwise(model, 9, store, LossSettings(), 0.0, objective, scaling)
+    blockwise = blockwise_of(model, 9, store, objective=objective, scaling=scaling)
     return Engine(blockwise, update, CpuDevice(), plan, sum_over)
 
 
@@ -85,24 +70,16 @@ def losses_of(engine: Engine, numbers: Sequence[int], batches: Sequence[Batch] =
     return [outcome.loss for outcome in outcomes if isinstance(outcome, Done)]
 
 
-def test_steps_that_are_done_learn() -> None:
-    first, second = losses_of(engine_of(), (1, 2))
-    assert 0.0 < second < first
-
-
-def fails_at(engine: Engine, module: torch.nn.Module) -> None:
-    """Memory does not suffice for the backward of a module."""
-
-    def fail(module: torch.nn.Module, gradients: object) -> None:
-        raise MemoryError
-
-    module.register_full_backward_pre_hook(fail)
+def fail(module: torch.nn.Module, gradients: object) -> None:
+    raise MemoryError
 
 
 @pytest.mark.parametrize("changes_weights", [False, True])
 def test_a_step_that_memory_does_not_suffice_for(changes_weights: bool) -> None:
     engine = engine_of()
-    fails_at(engine, engine.model.encoder.blocks[0] if changes_weights else engine.model.decoder.final_norm)
+    model = engine.model
+    full = model.encoder.blocks[0] if changes_weights else model.decoder.final_norm
+    full.register_full_backward_pre_hook(fail)
     outcome, has_changed = run(engine)
     assert isinstance(outcome, OutOfMemory) and outcome.has_changed_weights == has_changed == changes_weights
     assert isinstance(outcome.error, MemoryError) and outcome.error.__traceback__ is None, "it would hold the step"
@@ -114,12 +91,14 @@ def test_any_other_error_is_raised() -> None:
 
 
 @pytest.mark.parametrize("spoiled", [Spoiled(loss=NAN), Spoiled(gradient=NAN)])
-@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("max_grad_norm", "plan", "is_held"),
+    [(0.0, PLAN, False), (1.0, PLAN, True), (0.0, replace(PLAN, hold_gradients=True), True)],
+)
 def test_numbers_that_are_not_finite_change_weights_where_gradients_are_not_held(
-    spoiled: Spoiled, max_grad_norm: float
+    spoiled: Spoiled, max_grad_norm: float, plan: ExecutionPlan, is_held: bool
 ) -> None:
-    outcome, has_changed = run(engine_of(max_grad_norm, objective=spoiled))
-    is_held = max_grad_norm > 0
+    outcome, has_changed = run(engine_of(max_grad_norm, objective=spoiled, plan=plan))
     assert outcome == NotFinite(has_changed_weights=not is_held) and has_changed == (not is_held)
 
 
@@ -161,16 +140,10 @@ def test_several_passes_make_the_step_of_one(together: int, is_held: bool) -> No
     batches = [rows(seed) for seed in range(5)]
     passes = -(-5 // together)
     plan = replace(PLAN, accumulation_passes=passes, micro_batches_per_pass=together, hold_gradients=is_held)
-    cut, whole = engine_of(plan=plan), engine_of()
+    cut = engine_of(plan=plan)
+    whole = engine_of()
     assert losses_of(cut, (1,), batches) == pytest.approx(losses_of(whole, (1,), batches))
-    for ours, other in zip(weights_of(cut), weights_of(whole), strict=True):
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_gradients_are_held_where_the_plan_says_so(passes: int) -> None:
-    plan = replace(PLAN, accumulation_passes=passes, micro_batches_per_pass=2 // passes, hold_gradients=True)
-    assert run(engine_of(plan=plan, objective=Spoiled(gradient=NAN))) == (NotFinite(False), False)
+    torch.testing.assert_close(weights_of(cut), weights_of(whole), rtol=1e-4, atol=1e-6)
 
 
 def test_a_plan_that_shrinks_forms_fewer_scores_and_updates_fewer_weights() -> None:
@@ -188,5 +161,7 @@ def test_a_plan_that_shrinks_forms_fewer_scores_and_updates_fewer_weights() -> N
     assert after.update < before.update
 
 
-def test_a_process_without_rows_has_no_loss() -> None:
+def test_steps_learn_and_a_process_without_rows_has_no_loss() -> None:
+    first, second = losses_of(engine_of(), (1, 2))
+    assert 0.0 < second < first
     assert losses_of(engine_of(), (1,), []) == [0.0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -18,16 +20,12 @@ SHAPE = T5ModelConfig(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_lay
 PROMPTS = [[5, 6, 7, 1], [9, 1]]
 
 
-def weights(dtype: torch.dtype) -> list[nn.Parameter]:
-    return [nn.Parameter(torch.ones(3, 2, dtype=dtype)), nn.Parameter(torch.ones(2))]  # a matrix, and a norm in fp32
-
-
 def test_a_gradient_is_formed_in_what_is_computed_in() -> None:
     for weight_store, expected in (
         (CastWeightStore(torch.float32), torch.float32),
         (WeightStore(torch.bfloat16), torch.bfloat16),
     ):
-        weight = weights(torch.bfloat16)[0]
+        weight = nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16))
         buffer = weight_store.open_gradient(weight)
         assert buffer is weight.grad and buffer.dtype == expected and not buffer.any()
         buffer += 1
@@ -39,29 +37,22 @@ def test_int8_and_bf16_stay_narrow_for_products(narrow: torch.dtype) -> None:
     model = T5(SHAPE, dtype=torch.bfloat16).initialise(0)
     if narrow == torch.int8:
         quantize_model(model)
+    block = list(model.decoder.blocks[0].parameters())
     head = model.output_weight
     weight_store = weight_store_for(narrow, torch.float32, (head,))
-    with weight_store.in_compute_dtype([head]):
+    with weight_store.in_compute_dtype([*block, head]):
         assert head.dtype == torch.float32
+        assert (torch.int8 in {weight.dtype for weight in block}) == (narrow == torch.int8), "never widened as a whole"
     with weight_store.for_products([head]):
         assert head.dtype == narrow
 
 
-def test_a_block_of_a_quantized_base_is_never_widened_as_a_whole() -> None:
-    model = T5(SHAPE, dtype=torch.bfloat16).initialise(0)
-    quantize_model(model)
-    block, head = list(model.decoder.blocks[0].parameters()), model.output_weight
-    with weight_store_for(torch.int8, torch.float32, (head,)).in_compute_dtype([*block, head]):
-        assert torch.int8 in {weight.dtype for weight in block} and head.dtype == torch.float32
-
-
 def test_answers_are_those_of_the_compute_dtype() -> None:
-    beams = 3
-    model, cast = T5(SHAPE, dtype=torch.bfloat16).initialise(0), CastWeightStore(torch.float32)
-    how = {"max_new_tokens": 12, "min_new_tokens": 12, "num_beams": beams, "compute_dtype": torch.float32}
-    assert generate(model, PROMPTS, with_weights=cast.for_products, **how) == generate(
-        model, PROMPTS, with_weights=cast.in_compute_dtype, **how
-    )  # type: ignore[arg-type]
+    model = T5(SHAPE, dtype=torch.bfloat16).initialise(0)
+    cast = CastWeightStore(torch.float32)
+    options: dict[str, Any] = dict(max_new_tokens=6, min_new_tokens=6, num_beams=3, compute_dtype=torch.float32)
+    narrow = generate(model, PROMPTS, with_weights=cast.for_products, **options)
+    assert narrow == generate(model, PROMPTS, with_weights=cast.in_compute_dtype, **options)
 
 
 def test_matrices_below_each_other_are_cast_together_on_a_gpu() -> None:

@@ -83,10 +83,10 @@ def test_bodies_take_no_more_than_is_planned() -> None:
 
 @pytest.mark.parametrize(("announced", "status"), [(10, 400), (99 << 30, 413)])
 def test_one_who_leaves_or_will_send_too_much_is_answered_at_once(announced: int, status: int) -> None:
-    told = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
 
     async def receive() -> MutableMapping[str, Any]:
-        return next(told)
+        return next(messages)
 
     request = Request({"type": "http", "headers": [(b"content-length", str(announced).encode())]}, receive)
     with pytest.raises(HTTPException) as refused:

@@ -23,19 +23,21 @@ class Broken(Exception):
     """Stands for an out-of-memory error."""
 
 
-def main(place: str, how: str = "") -> None:
-    """Process 1 fails when group `place` of the pass is handed over ("update3": in the update of the fourth group).
+def main(failing_group: str, over: str = "") -> None:
+    """Process 1 fails when this group of the pass is handed over ("update3": in the update of the fourth group).
 
     Args:
-        how: "hosts": failures go over a group of their own, as on GPUs.
+        over: "hosts": failures go over a group of their own, as on GPUs.
     """
     dist.init_process_group("gloo")
-    hosts = dist.new_group(backend="gloo") if how == "hosts" else None
-    rank, batch = dist.get_rank(), Rectangle()
+    hosts = dist.new_group(backend="gloo") if over == "hosts" else None
+    rank = dist.get_rank()
+    batch = Rectangle()
     model = small_model(seed=3)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
-    fails_in_update, number = place.startswith("update"), int(place.removeprefix("update"))
+    fails_in_update = failing_group.startswith("update")
+    number = int(failing_group.removeprefix("update"))
     updated: list[str] = []
     handed: list[list[str]] = []
 
@@ -59,7 +61,8 @@ def main(place: str, how: str = "") -> None:
     update = Breaking(optimizer, weight_store=BreakingStore(torch.float32), reducer=Reducer(hosts=hosts))
     blockwise = Blockwise(model, 99, WeightStore(torch.float32), LossSettings(), 0.0)
     rows = [[0, 1], [2, 3]][rank]
-    outcome, groups = "done", Schedule(model).backward()
+    outcome = "done"
+    groups = Schedule(model).backward()
     update.begin(Step(1, 1e-2))
     try:
         update.finish(blockwise.gradients(batch.micro_batches(model, [rows]), batch.num_labels, update))
@@ -79,7 +82,7 @@ def main(place: str, how: str = "") -> None:
         # a failure before the first group has changed nothing, so that nothing needs to be rolled back
         expected = number if fails_in_update else max(0, number - 1)
         assert len(everywhere[1][1]) <= expected <= len(everywhere[0][1]) + 1, everywhere
-    if place == "0":
+    if failing_group == "0":
         assert not any(names for _, names in everywhere)
         assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     again(rank, before, hosts)
@@ -89,7 +92,8 @@ def again(rank: int, before: dict[str, torch.Tensor], hosts: dist.ProcessGroup |
     """The collectives are in order again: a step of both processes gives the gradients of one; with `hosts`, the way of
     a GPU.
     """
-    model, batch = small_model(seed=3), Rectangle()
+    model = small_model(seed=3)
+    batch = Rectangle()
     model.load_state_dict(before)
     sums: dict[str, torch.Tensor] = {}
 

@@ -17,14 +17,23 @@ from engine.loss_scaling import LossScaling
 from engine.objectives.labels import LabelObjective
 from engine.step import to_micro_batch
 from engine.weights import WeightStore, weight_store_for
-from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from model.t5 import T5
 from settings.declared import T5ModelConfig
-from tests.engine.small_models import Collected, relative_error, small_model
+from tests.engine.small_models import (
+    Collected,
+    Gradients,
+    assert_near,
+    blockwise_of,
+    pass_gradients,
+    relative_error,
+    small_model,
+    taken_gradients,
+)
 
 CPU = torch.device("cpu")
 LENGTHS = (5, 3, 7, 1)
+SMALL = [[3], [0, 2], [1]]
 KINDS: dict[str, dict[str, Any]] = {
     "numbers": {"head": "sequence", "labels": "regression", "num_decoder_layers": 0},
     "first": {
@@ -55,43 +64,41 @@ def rows_of(config: T5ModelConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def micro_batches(config: T5ModelConfig, cuts: list[list[int]]) -> list[MicroBatch]:
+    """They are filled up with tokens of no row."""
     ids, _, labels = rows_of(config)
     lengths = np.array(LENGTHS)
-    made = []
+    parts = []
     for rows in cuts:
         batch = LabelledBatch(
             ids[rows].numpy(), lengths[rows], labels[rows].numpy(), 0 * lengths[rows], lengths[rows] * 77
         )
-        made.append(to_micro_batch(batch, config, CPU, ((16, 24), ())))  # filled up with tokens of no row
-    return made
+        parts.append(to_micro_batch(batch, config, CPU, ((16, 24), ())))
+    return parts
 
 
-def one_pass(model: T5, cuts: list[list[int]], saved: int, store: WeightStore, rate: float = 0.0) -> Any:
+def labelled(model: T5, saved: int = 0, rate: float = 0.0, store: WeightStore | None = None, **more: Any) -> Blockwise:
     assert model.label_head is not None
     objective = LabelObjective(model.label_head, None, rate)
-    blockwise = Blockwise(model, saved, store, LossSettings(), rate, objective)
-    parts, collected = micro_batches(model.config, cuts), Collected()
-    count = sum(part.num_labels for part in parts)
-    total = blockwise.gradients(parts, count, collected)  # type: ignore[arg-type]
-    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
-    model.zero_grad()
+    return blockwise_of(model, saved, store, rate, objective=objective, **more)
+
+
+def one_pass(blockwise: Blockwise, cuts: list[list[int]]) -> Gradients:
+    parts = micro_batches(blockwise.model.config, cuts)
+    collected = Collected()
+    loss, gradients = pass_gradients(blockwise, parts, sum(part.num_labels for part in parts), collected)
     assert len(collected.weights) == len({id(weight) for weight in collected.weights}) == len(gradients)
-    return total / count, gradients, blockwise
+    return loss, gradients
 
 
-@pytest.mark.parametrize("saved", [0, 99])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "saved"), [("numbers", 0), ("first", 99), ("tokens", 0), ("decoder", 99)])
 def test_gradients_equal_plain_autograd(kind: str, saved: int) -> None:
     model = small_model("t5", **KINDS[kind])
     ids, mask, labels = rows_of(model.config)
     loss = model(ids, mask, labels)
     loss.backward()
-    expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
-    model.zero_grad()
-    ours, gradients, blockwise = one_pass(model, [[0, 2], [1, 3]], saved, WeightStore(torch.float32))
-    assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
-    assert gradients.keys() == expected.keys()
-    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
+    expected = (loss.item(), taken_gradients(model))
+    blockwise = labelled(model, saved)
+    assert_near(one_pass(blockwise, [[0, 2], [1, 3]]), expected)
     parts = micro_batches(model.config, [[1, 3], [0, 2]])
     count = sum(part.num_labels for part in parts)
     assert float(blockwise.loss(parts)) / count == pytest.approx(loss.item(), rel=1e-6)
@@ -103,66 +110,43 @@ def test_gradients_equal_plain_autograd(kind: str, saved: int) -> None:
 @pytest.mark.parametrize("kind", ["numbers", "tokens"])
 def test_a_batch_without_labels_teaches_nothing(kind: str) -> None:
     model = small_model("t5", **KINDS[kind])
-    assert model.label_head is not None
     (part,) = micro_batches(model.config, [[0, 1, 2, 3]])
     part = replace(part, labels=torch.full_like(part.labels, torch.nan if kind == "numbers" else -100))
-    blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.0, LabelObjective(model.label_head))
-    assert part.num_labels == 0 and float(blockwise.gradients([part], 0)) == 0.0
-    assert not any(weight.grad.any() for weight in model.parameters() if weight.grad is not None)
+    loss, gradients = pass_gradients(labelled(model), [part], part.num_labels)
+    assert part.num_labels == 0 == loss and not any(gradient.any() for gradient in gradients.values())
 
 
-@pytest.mark.parametrize("compiled", [True], indirect=True)
-def test_compiled_dropout_of_the_head_does_not_depend_on_micro_batches(compiled: bool) -> None:
-    model = small_model("t5", d_kv=16, **KINDS["tokens"])
-    one, expected, _ = one_pass(model, [[0, 1, 2, 3]], 99, WeightStore(torch.float32), rate=0.3)
-    ours, gradients, _ = one_pass(model, [[3], [0, 2], [1]], 0, WeightStore(torch.float32), rate=0.3)
-    assert ours.item() == pytest.approx(one.item(), rel=1e-6)
-    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
-
-
-def test_dropout_of_the_head_is_drawn_again() -> None:
-    model = small_model("t5", **KINDS["tokens"])
-    found = [one_pass(model, [[3], [0, 2], [1]], saved, WeightStore(torch.float32), rate=0.3) for saved in (0, 99)]
-    (one, expected, _), (ours, gradients, _) = found
-    assert ours.item() == pytest.approx(one.item(), rel=1e-6)
-    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
+@pytest.mark.parametrize(("compiled", "cuts"), [(True, [[0, 1, 2, 3]]), (False, SMALL)], indirect=["compiled"])
+def test_dropout_of_the_head_is_drawn_again_and_if_compiled_does_not_depend_on_micro_batches(
+    compiled: bool, cuts: list[list[int]]
+) -> None:
+    model = small_model("t5", d_kv=16 if compiled else 8, **KINDS["tokens"])
+    expected = one_pass(labelled(model, 99, 0.3), cuts)
+    assert_near(one_pass(labelled(model, 0, 0.3), SMALL), expected)
 
 
 def test_a_head_stays_in_fp32_over_weights_in_bf16() -> None:
     model = T5(small_model("t5", **KINDS["numbers"]).config, dtype=torch.bfloat16).initialise(1)
-    _, gradients, _ = one_pass(model, [[0, 1], [2, 3]], 0, weight_store_for(torch.bfloat16, torch.float32))
+    _, gradients = one_pass(labelled(model, store=weight_store_for(torch.bfloat16, torch.float32)), SMALL)
     assert gradients["label_head.out.weight"].dtype == model.label_head.out.weight.dtype == torch.float32
 
 
 def test_gradients_of_a_scaled_loss_in_fp16_are_scaled_in_the_head_too() -> None:
     model = small_model("t5", **KINDS["tokens"])
-    _, expected, _ = one_pass(model, [[0, 1], [2, 3]], 0, WeightStore(torch.float32))
-    assert model.label_head is not None
-    blockwise = Blockwise(
-        model,
-        0,
-        weight_store_for(torch.float32, torch.float16),
-        LossSettings(),
-        0.0,
-        LabelObjective(model.label_head),
-        LossScaling(scale=2.0**10),
-    )
-    parts = micro_batches(model.config, [[0, 1], [2, 3]])
-    blockwise.gradients(parts, sum(part.num_labels for part in parts))
+    _, expected = one_pass(labelled(model), SMALL)
+    store = weight_store_for(torch.float32, torch.float16)
+    _, scaled = one_pass(labelled(model, store=store, scaling=LossScaling(scale=2.0**10)), SMALL)
     for name in ("label_head.out.weight", "encoder.blocks.0.attention.q.weight"):
-        found = model.get_parameter(name).grad
-        assert found is not None and relative_error(found.float() / 2.0**10, expected[name]) < 2e-2, name
+        assert relative_error(scaled[name].float() / 2.0**10, expected[name]) < 2e-2, name
 
 
 def test_class_weights_are_factors_on_the_loss_of_each_class() -> None:
     model = small_model("t5", **KINDS["tokens"])
     assert model.label_head is not None
     parts = micro_batches(model.config, [[0, 1, 2, 3]])
-    losses = {}
+    losses = []
     for weights in ((1.0, 0.0, 0.0), (0.0, 1.0, 1.0), (2.0, 1.0, 1.0)):
         objective = LabelObjective(model.label_head, weights)
-        losses[weights] = float(
-            Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.0, objective).loss(parts)
-        )
-    first, others, both = losses.values()
-    assert first > 0 and both == pytest.approx(2 * first + others, rel=1e-5)
+        losses.append(float(blockwise_of(model, objective=objective).loss(parts)))
+    first, second, both = losses
+    assert first > 0 and both == pytest.approx(2 * first + second, rel=1e-5)

@@ -22,14 +22,21 @@ from engine.objectives.preference import (
     log_odds,
 )
 from engine.step import to_micro_batch
-from engine.weights import WeightStore
 from model import hf_format
-from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from model.shapes import hf_names
 from model.t5 import T5
 from settings.declared import T5ModelConfig
-from tests.engine.small_models import relative_error, small_model
+from tests.engine.small_models import (
+    CUTS,
+    Gradients,
+    assert_near,
+    blockwise_of,
+    pass_gradients,
+    relative_error,
+    small_model,
+    taken_gradients,
+)
 
 LOSSES = {
     "sigmoid": PreferenceLoss("sigmoid", beta=0.3),
@@ -37,7 +44,6 @@ LOSSES = {
     "orpo": PreferenceLoss("orpo", beta=0.6),
 }
 CPU = torch.device("cpu")
-CUTS = {"one": [[0, 1, 2, 3]], "uneven": [[2], [0, 1, 3]], "four": [[0], [1], [2], [3]]}
 
 
 def draw_rows(count: int = 4, seed: int = 0, vocab: int = 61, longest: int = 9) -> list[PreferenceRow]:
@@ -59,21 +65,14 @@ def make_micro_batch(rows: list[PreferenceRow]) -> MicroBatch:
     return to_micro_batch(collate_preferences(rows, 0), T5ModelConfig(), CPU)
 
 
-def make_walk(model: T5, pair_loss: PreferenceLoss, saved: int = 99, rate: float = 0.0, **kwargs: object) -> Blockwise:
-    objective = PreferenceObjective(pair_loss, kwargs.get("as_reference"))  # type: ignore[arg-type]
-    weight_store = kwargs.get("weight_store", WeightStore(torch.float32))
-    return Blockwise(model, saved, weight_store, LossSettings(), rate, objective)  # type: ignore[arg-type]
+def preferring(model: T5, name: str, saved: int = 99) -> Blockwise:
+    return blockwise_of(model, saved, objective=PreferenceObjective(LOSSES[name]))
 
 
-def walk_gradients(
-    blockwise: Blockwise, rows: list[PreferenceRow], cuts: list[list[int]]
-) -> tuple[Tensor, dict[str, Tensor]]:
+def one_pass(blockwise: Blockwise, rows: list[PreferenceRow], cuts: list[list[int]]) -> Gradients:
     """Mean loss and gradients."""
-    micro_batches = [make_micro_batch([rows[place] for place in cut]) for cut in cuts]
-    total = blockwise.gradients(micro_batches, len(rows))
-    gradients = {name: w.grad.clone() for name, w in blockwise.model.named_parameters() if w.grad is not None}
-    blockwise.model.zero_grad()
-    return total / len(rows), gradients
+    micro_batches = [make_micro_batch([rows[index] for index in cut]) for cut in cuts]
+    return pass_gradients(blockwise, micro_batches, len(rows))
 
 
 def log_probability(model: T5, prompt: np.ndarray, answer: np.ndarray) -> Tensor:
@@ -85,11 +84,14 @@ def log_probability(model: T5, prompt: np.ndarray, answer: np.ndarray) -> Tensor
 
 def paper_loss(name: str, chosen: Tensor, rejected: Tensor, row: PreferenceRow) -> Tensor:
     """The formulas as the papers print them, with plain exponentials."""
-    pair_loss, (c, r) = LOSSES[name], (len(row.chosen), len(row.rejected))
+    pair_loss = LOSSES[name]
+    c = len(row.chosen)
+    r = len(row.rejected)
     assert row.reference is not None
-    ref_chosen, ref_rejected = float(row.reference[0]), float(row.reference[1])
+    ref_chosen, ref_rejected = map(float, row.reference)
     if name == "orpo":
-        p, q = (chosen / c).exp(), (rejected / r).exp()
+        p = (chosen / c).exp()
+        q = (rejected / r).exp()
         ratio = (p / (1 - p)) / (q / (1 - q))
         return -p.log() - pair_loss.beta * (1 / (1 + 1 / ratio)).log()
     if name == "ipo":
@@ -100,17 +102,14 @@ def paper_loss(name: str, chosen: Tensor, rejected: Tensor, row: PreferenceRow) 
     return -preferred.log()
 
 
-def oracle(model: T5, rows: list[PreferenceRow], name: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean loss and gradients."""
+def formula_gradients(model: T5, rows: list[PreferenceRow], name: str) -> Gradients:
     losses = []
     for row in rows:
         chosen, rejected = (log_probability(model, row.input_ids, answer) for answer in (row.chosen, row.rejected))
         losses.append(paper_loss(name, chosen, rejected, row))
     loss = torch.stack(losses).mean()
     loss.backward()
-    gradients = {n: w.grad.clone() for n, w in model.named_parameters() if w.grad is not None}
-    model.zero_grad()
-    return loss.detach(), gradients
+    return loss.item(), taken_gradients(model)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +117,10 @@ def oracle(model: T5, rows: list[PreferenceRow], name: str) -> tuple[Tensor, dic
     [("sigmoid", "one", 99), ("sigmoid", "uneven", 0), ("ipo", "four", 99), ("orpo", "uneven", 0)],
 )
 def test_loss_and_gradients_are_those_of_the_formula(name: str, cut: str, saved: int) -> None:
-    model, rows = small_model(), draw_rows()
-    expected_loss, expected = oracle(model, rows, name)
-    loss, gradients = walk_gradients(make_walk(model, LOSSES[name], saved), rows, CUTS[cut])
-    assert loss.item() == pytest.approx(expected_loss.item(), rel=2e-6)
-    assert gradients.keys() == expected.keys()
-    assert max(relative_error(gradients[n], expected[n]) for n in expected) < 2e-5
+    model = small_model()
+    rows = draw_rows()
+    ours = one_pass(preferring(model, name, saved), rows, CUTS[cut])
+    assert_near(ours, formula_gradients(model, rows, name), 2e-5, loss_tolerance=2e-6)
 
 
 # What trl's own functions give: DPOTrainer.dpo_loss (sigmoid, ipo) and ORPOTrainer.odds_ratio_loss with the mean
@@ -174,22 +171,22 @@ def test_log_odds_lose_no_digits(log_probability: float) -> None:
 
 @pytest.mark.parametrize("name", ["sigmoid", "orpo"])
 def test_evaluation_gives_the_loss_and_the_metrics_of_a_step(name: str) -> None:
-    model, rows = small_model(), draw_rows()
-    blockwise = make_walk(model, LOSSES[name], rate=0.0)
-    loss, _ = walk_gradients(blockwise, rows, CUTS["uneven"])
+    rows = draw_rows()
+    blockwise = preferring(small_model(), name)
+    loss, _ = one_pass(blockwise, rows, CUTS["uneven"])
     in_step = blockwise.objective.metrics
     blockwise.objective.clear()
     assert set(blockwise.objective.metrics.values()) == {0.0}
     total = blockwise.loss([make_micro_batch(rows)])
-    assert float(total) / len(rows) == pytest.approx(loss.item(), rel=1e-6)
+    assert float(total) / len(rows) == pytest.approx(loss, rel=1e-6)
     metrics = blockwise.objective.metrics
     assert tuple(metrics) == METRICS
     assert list(metrics.values()) == pytest.approx(list(in_step.values()), rel=1e-5, abs=1e-5)
     micro_batch = make_micro_batch(rows)
     policy = answer_log_probabilities(blockwise.token_losses([micro_batch])[0], micro_batch)
     tokens = torch.tensor(micro_batch.target.lengths).view(2, -1)
-    shown = policy / tokens if name in ("ipo", "orpo") else policy
-    assert metrics["logps/chosen"] == pytest.approx(shown[0].sum().item(), rel=1e-9)
+    scores = policy / tokens if name in ("ipo", "orpo") else policy
+    assert metrics["logps/chosen"] == pytest.approx(scores[0].sum().item(), rel=1e-9)
     assert metrics["rewards/margins"] == pytest.approx(metrics["rewards/chosen"] - metrics["rewards/rejected"])
     assert 0 <= metrics["rewards/accuracies"] <= len(rows)
 
@@ -199,22 +196,23 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Pat
     """The whole loss in float64 over another implementation of the model."""
     from transformers import T5ForConditionalGeneration
 
-    model, rows = small_model(), draw_rows(3)
+    model = small_model()
+    rows = draw_rows(3)
     hf_format.save(model, tmp_path)
     other = T5ForConditionalGeneration.from_pretrained(tmp_path).double()
     losses = []
     for row in rows:
         sides = []
         for answer in (row.chosen, row.rejected):
-            prompt, labels = torch.from_numpy(row.input_ids)[None], torch.from_numpy(answer)[None]
+            prompt = torch.from_numpy(row.input_ids)[None]
+            labels = torch.from_numpy(answer)[None]
             logits = other(input_ids=prompt, labels=labels).logits
             sides.append(logits.log_softmax(-1).gather(2, labels[..., None]).sum())
         losses.append(paper_loss("sigmoid", *sides, row))
     expected = torch.stack(losses).mean()
     expected.backward()
-    loss, gradients = walk_gradients(make_walk(model, LOSSES["sigmoid"], 0), rows, [[0, 2], [1]])
-    assert loss.item() == pytest.approx(expected.item(), rel=2e-6)
-    theirs = dict(other.named_parameters())
+    loss, gradients = one_pass(preferring(model, "sigmoid", 0), rows, [[0, 2], [1]])
+    assert loss == pytest.approx(expected.item(), rel=2e-6)
     for name, gradient in gradients.items():
-        reference = theirs[hf_names(model.config)[name]].grad
+        reference = other.get_parameter(hf_names(model.config)[name]).grad
         assert reference is not None and relative_error(gradient, reference) < 2e-5, name

@@ -15,7 +15,9 @@ from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from settings.declared import T5ModelConfig
 
 ROOT = Path(__file__).resolve().parents[3]
-PAIRS, SOURCE, TARGET = 8, 192, 96
+PAIRS = 8
+SOURCE = 192
+TARGET = 96
 SHAPE = {
     "vocab_size": 4096,
     "d_model": 256,

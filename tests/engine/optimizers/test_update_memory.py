@@ -16,8 +16,10 @@ from devices.base import CUDA, override_traits
 from engine.optimizers import OPTIMIZERS, Step
 from settings import optimizers
 
-SIDE, COUNT = 512, 4
-BF16, FP32 = torch.bfloat16, torch.float32
+SIDE = 512
+COUNT = 4
+BF16 = torch.bfloat16
+FP32 = torch.float32
 
 
 class LiveBytes(TorchDispatchMode):
@@ -25,7 +27,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self, before: Iterable[Tensor]) -> None:
         super().__init__()
-        self.known = {tensor.untyped_storage()._cdata for tensor in before}
+        self.counted = {tensor.untyped_storage()._cdata for tensor in before}
         self.live = self.most = 0
 
     def __torch_dispatch__(
@@ -39,14 +41,15 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self.known:
-            self.known.add(key)
+        key = storage._cdata
+        size = storage.nbytes()
+        if key not in self.counted:
+            self.counted.add(key)
             self.live += size
             weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
-        self.known.discard(key)
+        self.counted.discard(key)
         self.live -= size
 
 
@@ -61,10 +64,10 @@ def update_bytes(name: str, storage: torch.dtype, compute: torch.dtype, count: i
         optimizer = OPTIMIZERS[name](weights)
         for before in (True, False):  # The first update makes the state.
             for weight in weights.values():
-                stored = weight.data
+                at_rest = weight.data
                 weight.data = torch.zeros(SIDE, SIDE, dtype=compute, device="meta")
                 weight.grad = torch.zeros(SIDE, SIDE, dtype=compute, device="meta")
-                weight.data = stored
+                weight.data = at_rest
             optimizer.place_keys(step)
             gradients = [weight.grad for weight in weights.values() if weight.grad is not None]
             live = LiveBytes([*weights.values(), *gradients, *optimizer.state.values()])
@@ -80,12 +83,13 @@ def update_bytes(name: str, storage: torch.dtype, compute: torch.dtype, count: i
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_takes_what_is_planned(name: str) -> None:
     facts = optimizers.OPTIMIZERS[name]
-    together, chunks = [], []
+    together = []
+    chunks = []
     for storage, compute in ((BF16, BF16), (BF16, FP32), (FP32, FP32)):
         size = SIDE * SIDE
         together.append(update_bytes(name, storage, compute, COUNT, COUNT * size) / (COUNT * size))
         # Of a matrix that is turned as a whole, the plan counts a copy and three squares besides.
-        turned = (4 * size * (2 if compute == BF16 else 4)) if facts.turns else 0
+        turned = 4 * size * compute.itemsize if facts.turns else 0
         chunks.append((update_bytes(name, storage, compute, 1, size // 4) - turned) / (size // 4))
     most = max(*together, *chunks)
     assert most <= 1.01 * facts.together_bytes, (together, chunks)
