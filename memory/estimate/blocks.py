@@ -46,7 +46,7 @@ NO_ADAPTERS = Adapted()
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockEstimate:
     """A block of one stack at one micro-batch.
 
     Args:

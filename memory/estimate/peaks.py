@@ -10,7 +10,6 @@ Shapes: N source and M target tokens of a micro-batch, D d_model, F d_ff, V voca
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,7 +27,7 @@ from devices.sizes import (
     loss_chunk_tokens,
     update_elements,
 )
-from memory.estimate.blocks import NO_ADAPTERS, Block, dense_tokens
+from memory.estimate.blocks import NO_ADAPTERS, BlockEstimate, dense_tokens
 from memory.estimate.precision import FLOAT16, FLOAT32, INT4, INT8, QUANTIZED, dtype_bytes
 from memory.estimate.shapes import MicroBatchRows, Shapes, Tokens
 from memory.estimate.weight_offload import mapped_bytes, resident_bytes, slots_bytes
@@ -44,6 +43,7 @@ STEP_PHASES = ("loss", "decoder backward", "encoder backward", "block update", "
 CLEANED_BEFORE = ("evaluation", "samples")
 LOAD_BYTES = 8 * DRAWN_ELEMENTS  # Buffers while weights are filled: what is drawn, and what it is scaled to.
 ID_BYTES = 8
+ROW_COPIES = 3  # Token ids are read, laid out for the model, and given once more as labels.
 ROW_BYTES = 400  # Python's objects of a row while it is read, its lengths and key.
 ROUNDING_BYTES = 21  # Random bits of rounding to bf16, for each element of an update.
 # What malloc holds beyond the tensors in use. "small" maps nearly every tensor by itself, and rounds up. With the
@@ -69,7 +69,7 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
         slack = step.allocator_slack(phase, sum(parts.values()), highest)
         phases[phase] = {**fixed, **parts, "allocator slack": slack}
         if phase in STEP_PHASES:
-            phases[phase][STEP_ROWS] = _row_bytes(work, choice, machine)
+            phases[phase][STEP_ROWS] = _row_bytes(work, machine)
         if machine.correction != 1.0:
             phases[phase][CORRECTION] = int((machine.correction - 1.0) * changeable(phases[phase]))
     return phases
@@ -108,25 +108,23 @@ def _fixed(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
     return {name: size for name, size in fixed.items() if size or name != "weights at work"}
 
 
-def _row_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
-    """The rows of a step, padded in the batches in which they are read, and those of a pass laid end to end."""
+def _row_bytes(work: Workload, machine: Machine) -> int:
+    """The rows of a step as they are read, laid out for the model, and with their labels, each as the longest."""
     if not machine.base_bytes:
         return 0  # The host's memory does not count where the device has its own.
-    rows = choice.batch_size_per_gpu
-    together = tokens_together(work, choice, machine)
-    ids = work.step_shapes.padded_tokens(rows) + together.source + 2 * together.target  # Read, and to be written.
-    return ID_BYTES * ids + ROW_BYTES * work.rows
+    longest = work.step_shapes.longest_row
+    return work.rows * (ROW_BYTES + ID_BYTES * ROW_COPIES * (longest.source + longest.target))
 
 
 def block_of(
     work: Workload, choice: ExecutionPlan, machine: Machine, stack: Stack, *, is_evaluation: bool = False
-) -> Block:
+) -> BlockEstimate:
     """A block at the largest micro-batch of a step, or of an evaluation."""
     shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
     rows = choice.eval_batch_size_per_gpu if is_evaluation else choice.batch_size_per_gpu
     e = dtype_bytes(choice.compute)
     drops = work.dropout and not is_evaluation
-    return Block(
+    return BlockEstimate(
         model=work.model,
         stack=stack,
         e=e,
@@ -338,20 +336,10 @@ class StepEstimate:
         learns = self._work.learns
         is_held = self._has_all_gradients or self._choice.hold_gradients
         if is_held and self._updates_together:
-            table = min(learns["total"], max(table, self._largest_form()))
+            table = learns["total"]
         update = self._update_bytes(min(self._most_updated, table))
         of_blocks = learns["total"] - learns["embedding"] - learns["head"]
         return {"gradients": self._gradients(0, of_blocks), "one update": update}
-
-    def _largest_form(self) -> int:
-        """Weights of all matrices of blocks that have the shape of which there are most: they are updated together."""
-        model = self._work.model
-        layers = {ENCODER: model.num_layers, DECODER: model.num_decoder_layers}
-        weights = Counter[tuple[int, ...]]()
-        for stack in stacks_of(model):
-            for shape in self._work.block_matrices[stack]:
-                weights[tuple(shape)] += layers[stack] * math.prod(shape)
-        return max(weights.values())
 
     # --- Parts of several phases
 
@@ -457,14 +445,9 @@ class StepEstimate:
         e = dtype_bytes(self._choice.compute)
         matrices = (math.prod(shape) * e for shape in self._work.block_matrices[stack])
         small = sum(size for size in matrices if size < HEAP_BELOW)
-        cast = 0
-        if self._choice.storage in QUANTIZED:
-            cast = _block_in_compute_dtype(self._work, self._choice, self._machine, stack, self._tokens)
-            cast = cast if cast < HEAP_BELOW else 0
-        elif self._choice.storage != self._choice.compute:
-            cast = small
+        casts = min(small, _block_in_compute_dtype(self._work, self._choice, self._machine, stack, self._tokens))
         tile = max(each.tile() for each in self._blocks.values())
-        return graph + tile + min(small, self._work.learns[stack] * e) + cast
+        return graph + tile + min(small, self._work.learns[stack] * e) + casts
 
 
 def _widens_in_pieces(choice: ExecutionPlan, machine: Machine) -> bool:
@@ -535,15 +518,12 @@ def _label_head(work: Workload, choice: ExecutionPlan, tokens: Tokens, has_gradi
     """
     model = work.model
     own = tokens.target if model.num_decoder_layers else tokens.source
-    copies = int(choice.compute != FLOAT32)  # The hidden states themselves are counted as activations.
-    if has_gradient:
-        copies += 2
+    copies = int(choice.compute != FLOAT32) + 2 * has_gradient  # The hidden states are counted as activations.
     if model.pools_rows:  # Its layers see a few pooled rows.
         return 4 * own * model.d_model * copies
-    copies += 2 * model.has_dense_head
-    if has_gradient:
-        copies += work.dropout * (1 + model.has_dense_head)
-    return 4 * own * (model.d_model * copies + model.num_labels * (3 if has_gradient else 1))
+    layers = 1 + model.has_dense_head
+    copies += 2 * model.has_dense_head + has_gradient * work.dropout * layers
+    return 4 * own * (model.d_model * copies + model.num_labels * 3)
 
 
 def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
@@ -559,9 +539,8 @@ def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) ->
         sizes.append(_head_in_compute_dtype(work, choice, machine, tokens.target))
     else:
         head = _label_head(work, choice, tokens, has_gradient=False)
-    working = [block.forward() for block in blocks]
-    working[0] -= 2 * tokens.target * token  # The encoder runs before there is a target.
-    return {"one block": max(*working, head) + between, "weights in compute dtype": max(sizes)}
+    working = max(block.forward() for block in blocks)
+    return {"one block": max(working, head) + between, "weights in compute dtype": max(sizes)}
 
 
 def _samples(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:

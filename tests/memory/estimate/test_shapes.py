@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from data.batches.collate import Row, collate
 from data.batches.loader import filled
 from devices.sizes import filled_tokens
 from memory.estimate.shapes import Shapes, Tokens, few_sizes
@@ -82,17 +80,3 @@ def test_sizes_are_few_and_add_the_fewest_fillers(seed: int) -> None:
     for place, size in enumerate(sizes[:-1]):  # moving any one of them makes it no better
         others = [*sizes[:place], *sizes[place + 1 :]]
         assert all(fillers(tuple(sorted([*others, edge]))) >= fillers(sizes) for edge in edges), size
-
-
-@pytest.mark.parametrize(("most", "batch_size"), [(None, 6), (500, 64)])
-def test_padded_tokens_are_those_of_the_batches(most: int | None, batch_size: int) -> None:
-    draw = np.random.default_rng(0)
-    sources, targets = draw.integers(20, 500, (5, 64)), draw.integers(10, 114, (5, 64))
-    sources[4, 50:], targets[4, 50:] = 0, 0  # the last step of an epoch
-    made = [0, 0]
-    for step in zip(sources, targets, strict=True):
-        rows = [Row(np.zeros(a, np.int64), np.zeros(b, np.int64), 0) for a, b in zip(*step, strict=True) if a]
-        batches = [collate(group, 0) for group in filled(rows, batch_size, most or math.inf)]
-        sizes = sum(batch.input_ids.size for batch in batches), sum(batch.labels.size for batch in batches)
-        made = [max(pair) for pair in zip(made, sizes, strict=True)]
-    assert Shapes(sources, targets, max_tokens=most).padded_tokens(batch_size) == sum(made)
