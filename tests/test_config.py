@@ -79,10 +79,10 @@ def test_an_edited_line_stands_over_a_preset_that_nobody_named_and_under_one_tha
     assert with_edits(d_model=384).values["d_model"] == 384
     assert with_edits(flags={"model_preset": "t5-small"}, d_model=384).values["d_model"] == 512
     assert with_edits(flags={"d_model": "64"}, d_model=384).values["d_model"] == 64
-    assert with_edits(epochs=9.0).values.get("max_steps") is None, "the sample's steps would go before the epochs"
-    assert with_edits(train_file="mine.txt").values.get("max_steps") is None, "the sample is for who has no data"
+    assert with_edits(epochs=9.0).values["max_steps"] == "auto", "the sample's steps would go before the epochs"
+    assert with_edits(train_file="mine.txt").values["max_steps"] == "auto", "the sample is for who has no data"
     sizes = {"batch_size_per_gpu": 2, "gradient_accumulation_steps": 16}
-    assert "effective_batch_size" not in with_edits(**sizes).values, "both sizes go before the sample's rows"
+    assert with_edits(**sizes).values["effective_batch_size"] == "auto", "both sizes go before the sample's rows"
     assert with_edits(batch_size_per_gpu=2).values["effective_batch_size"] == 16
     edited = with_edits(model_preset="t5-base")
     assert edited.model_preset == "t5-base" and edited.origins["model_preset"] == "edited"
