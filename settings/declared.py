@@ -25,7 +25,7 @@ from settings.precedence import BY_USER, SAVED
 from settings.tasks import MODEL_HEADS, PREFERENCE_LOSSES, TASKS, task_for
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_TOKENS = 65536  # of an encoder's input
+MOST_TOKENS = 65536  # An encoder reads no more.
 HEAD_EVAL_ROWS = 4096
 ON_TEXT = "objective=span|ul2|prefix|denoise|sequence|token"
 ON_LABELS = "objective=sequence|token"
@@ -60,7 +60,7 @@ class Noting:
     The groups of the model and of decoding do not, for they are read at every step.
     """
 
-    __slots__ = ("_reads",)  # so that `vars` gives settings alone
+    __slots__ = ("_reads",)  # Like this, `vars` gives settings alone.
 
     def note_reads(self, names: set[str]) -> None:
         """Add the name of each setting that is read from now on to `names`."""
@@ -199,7 +199,9 @@ class T5ModelConfig:
     @property
     def head_pooling(self) -> str:
         """`pooling` with auto resolved."""
-        return self.pooling if self.pooling != AUTO else "last" if self.num_decoder_layers else "mean"
+        if self.pooling != AUTO:
+            return self.pooling
+        return "last" if self.num_decoder_layers else "mean"
 
     @property
     def has_dense_head(self) -> bool:
@@ -869,9 +871,9 @@ class Config:
         Args:
             conditions: what is so whatever the user has named, as the shape of the model that a run starts from.
         """
-        heeded = {name: value for name, value in values.items() if not self.named(name)}
-        origins = (*self.origins, *((name, SAVED) for name in heeded))
-        return dataclasses.replace(self, **groups_of({**self.as_dict(), **heeded, **conditions}), origins=origins)
+        saved = {name: value for name, value in values.items() if not self.named(name)}
+        origins = (*self.origins, *((name, SAVED) for name in saved))
+        return dataclasses.replace(self, **groups_of({**self.as_dict(), **saved, **conditions}), origins=origins)
 
     def as_dict(self) -> dict[str, Any]:
         """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""
@@ -966,9 +968,9 @@ def settings_by_name() -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     return table
 
 
-def declared_class(shown: type) -> Any:
+def declared_class(plain_class: type) -> Any:
     """The class declared here that a class of `config.py` shows with plain values: what Python code gets from there."""
-    return globals()[shown.__name__]
+    return globals()[plain_class.__name__]
 
 
 def places() -> tuple[str, ...]:

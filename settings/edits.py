@@ -80,15 +80,15 @@ def edits_of_config(text: bytes, shipped: Mapping[str, Shipped]) -> Edits:
         return Edits({}, (say("{file}: is not UTF-8; save it as UTF-8", file=CONFIG_FILE),))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        told = "{file} line {line}: cannot be read as Python ({reason}); correct it"
-        return Edits({}, (say(told, file=CONFIG_FILE, line=line, reason=getattr(error, "msg", error)),))
+        text = "{file} line {line}: cannot be read as Python ({reason}); correct it"
+        return Edits({}, (say(text, file=CONFIG_FILE, line=line, reason=getattr(error, "msg", error)),))
     by_name: dict[str, Edit] = {}
     problems: list[str] = []
     class_names: set[str] = set()
     for block in _blocks(tree):
-        home = {name for name, place in shipped.items() if place.class_name == block.class_name}
+        own_names = {name for name, origin in shipped.items() if origin.class_name == block.class_name}
         # Few of a class's settings, or the class a second time: somebody has written all of these lines.
-        is_rewritten = 2 * len(home & {line.name for line in block.lines}) < len(home)
+        is_rewritten = 2 * len(own_names & {line.name for line in block.lines}) < len(own_names)
         is_written_by_user = is_rewritten or block.class_name in class_names
         class_names.add(block.class_name)
         for line in block.lines:
@@ -101,7 +101,7 @@ def edits_of_config(text: bytes, shipped: Mapping[str, Shipped]) -> Edits:
                 continue
             default = shipped[line.name].default
             is_default = line.value == default and isinstance(line.value, bool) == isinstance(default, bool)
-            if not is_default or is_written_by_user or line.name not in home:
+            if not is_default or is_written_by_user or line.name not in own_names:
                 by_name[line.name] = edit
     return Edits(by_name, tuple(problems))
 
@@ -148,25 +148,20 @@ def _lines(statements: list[ast.stmt], names: dict[str, Any]) -> list[_Line]:
     """The assignments among these statements, whose values may use the names above them."""
     lines: list[_Line] = []
     for statement in statements:
-        if isinstance(statement, ast.Pass):
+        is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if isinstance(statement, ast.Pass) or is_docstring:
             continue
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue  # A docstring.
         if isinstance(statement, ast.AnnAssign) and statement.value is None:
             name = ast.unparse(statement.target)
-            meant = ast.unparse(statement.annotation)
-            wrong = say("has no value; write {name} = {value}", name=name, value=meant)
-            lines.append(_Line(name, meant, statement.lineno, wrong))
+            annotation = ast.unparse(statement.annotation)
+            wrong = say("has no value; write {name} = {value}", name=name, value=annotation)
+            lines.append(_Line(name, annotation, statement.lineno, wrong))
             continue
-        if isinstance(statement, ast.Assign):
-            targets = [ast.unparse(target) for target in statement.targets]
-        elif isinstance(statement, ast.AnnAssign):
-            targets = [ast.unparse(statement.target)]
-        else:
-            targets = [ast.unparse(statement).partition("\n")[0]]
+        targets: list[ast.AST] = getattr(statement, "targets", [getattr(statement, "target", statement)])
         value, is_plain = _value_of(statement, names)
         problem = "" if is_plain else say("is not a number, a text, True, False or None")
-        for name in targets:
+        for target in targets:
+            name = ast.unparse(target).partition("\n")[0]
             names[name] = value
             lines.append(_Line(name, value, statement.lineno, problem))
     return lines
@@ -188,12 +183,12 @@ def _misplaced(name: str, class_name: str, shipped: Mapping[str, Shipped]) -> st
     if name not in shipped:
         hint = nearest(name, shipped)
         return say("is no setting{hint}", hint=hint or say("; see --help=all for those that exist"))
-    home = shipped[name].class_name
-    if class_name == home or (class_name == TRAIN_CLASS and home != MODEL_CLASS):
+    own_class = shipped[name].class_name
+    if class_name == own_class or (class_name == TRAIN_CLASS and own_class != MODEL_CLASS):
         return ""
     if not class_name:
-        return say("has no effect outside of a class; move it into class {home}", home=home)
-    return say("has no effect in class {class_name}; move it into class {home}", class_name=class_name, home=home)
+        return say("has no effect outside of a class; move it into class {home}", home=own_class)
+    return say("has no effect in class {class_name}; move it into class {home}", class_name=class_name, home=own_class)
 
 
 def _with_bodies(text: str) -> str:
