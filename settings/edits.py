@@ -80,8 +80,8 @@ def edits_of_config(text: bytes, shipped: Mapping[str, Shipped]) -> Edits:
         return Edits({}, (say("{file}: is not UTF-8; save it as UTF-8", file=CONFIG_FILE),))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        text = "{file} line {line}: cannot be read as Python ({reason}); correct it"
-        return Edits({}, (say(text, file=CONFIG_FILE, line=line, reason=getattr(error, "msg", error)),))
+        sentence = "{file} line {line}: cannot be read as Python ({reason}); correct it"
+        return Edits({}, (say(sentence, file=CONFIG_FILE, line=line, reason=getattr(error, "msg", error)),))
     by_name: dict[str, Edit] = {}
     problems: list[str] = []
     class_names: set[str] = set()

@@ -123,8 +123,8 @@ defining = partial(setting, defines=True)
 
 def declared(member: dataclasses.Field[Any]) -> dataclasses.Field[Any]:
     """A setting with `kind`, `auto` and `optional` as its annotation says."""
-    kind, *others = str(member.type).split(" | ")
-    facts = {**member.metadata, "kind": KINDS[kind], "auto": "Auto" in others, "optional": "None" in others}
+    kind, *alternatives = str(member.type).split(" | ")
+    facts = {**member.metadata, "kind": KINDS[kind], "auto": "Auto" in alternatives, "optional": "None" in alternatives}
     whole: dataclasses.Field[Any] = dataclasses.field(default=member.default, metadata=facts)
     whole.name = member.name
     return whole

@@ -136,9 +136,9 @@ def layered(
         if are_alike and "num_layers" in layer.values and "num_decoder_layers" not in layer.values:
             # Named alone, it means both stacks, as in transformers' T5Config; ByT5's differ, and its decoder stays.
             values["num_decoder_layers"] = values["num_layers"]
-    for name, others in GIVES_WAY.items():
+    for name, substitutes in GIVES_WAY.items():
         is_of_preset = origins.get(name) in (UNNAMED_PRESET, "preset")
-        if is_of_preset and all(strength(origins.get(other)) > strength(origins[name]) for other in others):
+        if is_of_preset and all(strength(origins.get(other)) > strength(origins[name]) for other in substitutes):
             values[name] = defaults[name]
             del origins[name]
     return Layered(values, model_preset, origins, problems, is_record)

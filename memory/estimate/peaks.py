@@ -191,12 +191,12 @@ class StepEstimate:
         self._machine = machine
         self._blocks = {stack: block_of(work, choice, machine, stack) for stack in stacks_of(model)}
         self._last_stack: Stack = DECODER if model.num_decoder_layers else ENCODER
-        self._tokens = self._blocks[ENCODER].tokens  # Of the largest micro-batch.
+        self._tokens = self._blocks[ENCODER].tokens  # The largest micro-batch decides.
         self._is_compiled = attends_compiled(work, choice)
         self._labels = self._tokens.target
         if not self._is_compiled:  # The loss looks at no padding.
             self._labels = padded_size(work.step_shapes.largest_micro_batch(choice.batch_size_per_gpu).target)
-        # Of all micro-batches that pass through a block together.
+        # All micro-batches of a pass go through a block together.
         self._together = tokens_together(work, choice, machine)
         saved_decoder = min(choice.saved_blocks, model.num_decoder_layers)
         self._saved_blocks: dict[Stack, int] = {DECODER: saved_decoder, ENCODER: choice.saved_blocks - saved_decoder}
@@ -273,7 +273,7 @@ class StepEstimate:
             "saved blocks": self._saved(max(0, self._saved_blocks[ENCODER] - complete), 0),
         }
 
-    def _backward(self, stack: Stack, complete: int, held: int) -> Parts:
+    def _backward(self, stack: Stack, complete: int, complete_weights: int) -> Parts:
         """A block at work, its weights in the compute dtype, and the gradients of weights.
 
         Args:
@@ -291,7 +291,7 @@ class StepEstimate:
             e = dtype_bytes(self._choice.compute)
             if self._narrow_bytes() < e:  # The input waited in a narrower dtype.
                 size += own * self._work.model.d_model * e
-        gradients = self._gradients(0 if self._is_alone else learns, held)
+        gradients = self._gradients(0 if self._is_alone else learns, complete_weights)
         if stack == self._last_stack and self._work.model.num_labels and not self._has_all_gradients:
             gradients -= self._work.learns["embedding"] * self._gradient_bytes  # Opened after the blocks of this stack.
         return {
@@ -306,15 +306,15 @@ class StepEstimate:
         """The update of the last block of the last stack, in chunks of rows."""
         model = self._work.model
         learns = self._work.learns[self._last_stack]
-        left = dict(self._saved_blocks)
-        left[self._last_stack] = max(0, left[self._last_stack] - 1)
+        saved_blocks = dict(self._saved_blocks)
+        saved_blocks[self._last_stack] = max(0, saved_blocks[self._last_stack] - 1)
         activations = self._checkpointed(model.num_layers, 0)
         if model.num_decoder_layers:
             activations = self._checkpointed(model.num_layers + 3, model.num_decoder_layers)
         return {
             "gradients": self._gradients(learns),
             "checkpointed activations": activations,
-            "saved blocks": self._saved(left[ENCODER], left[DECODER]),
+            "saved blocks": self._saved(saved_blocks[ENCODER], saved_blocks[DECODER]),
             "one update": self._one_update(),
         }
 
@@ -369,7 +369,7 @@ class StepEstimate:
         narrow += min(max(0, decoder - 1), decoder_inputs) * self._together.target
         return self._stream_bytes() * (tokens - narrow) + model.d_model * self._narrow_bytes() * narrow
 
-    def _gradients(self, block: int, held: int = 0) -> int:
+    def _gradients(self, block: int, complete_weights: int = 0) -> int:
         """Gradients of weights: of everything, or of head and embedding, of the block under way, and of those that are
         held.
         """
@@ -377,9 +377,9 @@ class StepEstimate:
         if self._has_all_gradients:
             return learns["total"] * self._gradient_bytes
         if not self._choice.hold_gradients:
-            held = 0
-        waiting = 2 if self._machine.num_processes > 1 else 1  # With several processes one more is on its way.
-        return (learns["embedding"] + learns["head"] + block * waiting + held) * self._gradient_bytes
+            complete_weights = 0
+        waiting = 2 if self._machine.num_processes > 1 else 1  # Between several processes one more is on its way.
+        return (learns["embedding"] + learns["head"] + block * waiting + complete_weights) * self._gradient_bytes
 
     @property
     def _updates_together(self) -> bool:

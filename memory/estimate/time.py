@@ -325,5 +325,5 @@ class Renewal:
         scatter = float(timed.std()) / math.sqrt(len(timed)) / mean if mean else 0.0
         # What lies around the steps is spread over them, and as much slower or faster as they are.
         around = self._around * (mean / self._predicted if self._predicted else 1.0)
-        left = (self._steps - RENEWED_STEPS) * (mean + around / self._steps)
-        return Duration.within(left, max(RENEWED_SPREAD, 2 * scatter))
+        remaining = (self._steps - RENEWED_STEPS) * (mean + around / self._steps)
+        return Duration.within(remaining, max(RENEWED_SPREAD, 2 * scatter))
