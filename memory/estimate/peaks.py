@@ -98,14 +98,13 @@ def _fixed(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
         fp32_weights += 4 * (trained.adapters + token_rows)
     keeps_compiled_products = machine.base_bytes and choice.compute == "bfloat16" and not machine.widens_whole
     compiler = COMPILER_BYTES if choice.compiled and machine.base_bytes else 0
-    fixed = {
+    return {
         "base": machine.base_bytes,
         "weights": resident_bytes(work, choice) - mapped_bytes(work, choice, machine) + fp32_weights,
         "weights at work": slots_bytes(work, choice, machine),
         "optimizer state": state_bytes(work),
         "libraries": machine.libraries_bytes + (COMPILED_BYTES if keeps_compiled_products else 0) + compiler,
     }
-    return {name: size for name, size in fixed.items() if size or name != "weights at work"}
 
 
 def _row_bytes(work: Workload, machine: Machine) -> int:
