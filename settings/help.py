@@ -47,7 +47,7 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
     },
 }
 ABOUT = {name: about for group in COMMAND_GROUPS.values() for name, about in group.items()}
-# What the first hour needs stands here by task; all else is shown by --help=all.
+# These flags are needed in the first hour, by task; all others are shown by --help=all.
 TRAINING = {
     "data": ("train_file", "validation_file", "prompt_column", "response_column", "max_seq_len", "max_target_len"),
     "starting point": ("model_preset", "is_finetune", "finetune_from", "is_keep_training", "tokenizer_dir"),

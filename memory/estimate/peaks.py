@@ -211,11 +211,10 @@ class StepEstimate:
         phases = {"loss": self._loss()}
         # Gradients that are held grow as activations go: the most is there at the first block of a stack or at the
         # last.
-        if model.num_decoder_layers:
-            ends = [self._decoder_backward(complete) for complete in (0, model.num_decoder_layers - 1)]
-            phases["decoder backward"] = max(ends, key=lambda parts: sum(parts.values()))
-        ends = [self._encoder_backward(complete) for complete in (0, model.num_layers - 1)]
-        phases["encoder backward"] = max(ends, key=lambda parts: sum(parts.values()))
+        backward = {DECODER: self._decoder_backward, ENCODER: self._encoder_backward}
+        for stack, depth in reversed(stacks_of(model).items()):
+            ends = [backward[stack](complete) for complete in (0, depth - 1)]
+            phases[f"{stack} backward"] = max(ends, key=lambda parts: sum(parts.values()))
         phases["block update"] = self._block_update()
         phases["last update"] = self._last_update()
         return phases
@@ -265,7 +264,7 @@ class StepEstimate:
         """Inside an encoder block, after the backward of `complete` later ones."""
         model = self._work.model
         learns = self._work.learns
-        of_decoder = model.num_decoder_layers * learns[DECODER] if model.num_decoder_layers else 0
+        of_decoder = model.num_decoder_layers * learns[DECODER]
         return {
             **self._backward(ENCODER, complete, of_decoder + complete * learns[ENCODER]),
             "checkpointed activations": self._checkpointed(model.num_layers + 1 - complete, 0),

@@ -42,7 +42,7 @@ def settings_of(**flags: Any) -> Config:
         ({**FINETUNING, "lora_rank": 4}, set(), {"lora_rank=8", "mixed_precision=bf16"}),
         (WITH_ADAMW, {"optimizer=adafactor", "lora_rank=8", "memory_mode=low", "batch_size_per_gpu=1"}, set()),
         ({**WITH_ADAMW, "finetune_from": "none"}, set(), {"lora_rank=8"}),
-        # What defines a run that goes on is refused there.
+        # A run that goes on keeps these settings, since they define it.
         (
             RESUMED,
             {"memory_mode=low", "batch_size_per_gpu=1"},

@@ -86,8 +86,8 @@ def test_what_a_quantized_base_takes_is_what_is_planned(storage: str, blocks: in
     keywords = {} if store is None else {"allocate": store.allocate, "filling": store.filling}
     model = hf_format.load(tmp_path, getattr(torch, storage), **keywords)
     in_fp32 = [weight for weight in model.parameters() if weight.dtype == torch.float32]  # These are norms and bias.
-    others = [weight for weight in model.parameters() if weight.dtype != torch.float32]
-    resident = sum(weight.nbytes for weight in others if weight.untyped_storage().nbytes() >= weight.nbytes)
+    narrow = [weight for weight in model.parameters() if weight.dtype != torch.float32]
+    resident = sum(weight.nbytes for weight in narrow if weight.untyped_storage().nbytes() >= weight.nbytes)
     resident += sum(weight.numel() for weight in in_fp32)
     # Matrices in the file are filled up to whole pages.
     assert 0 <= resident - resident_bytes(work, choice) <= 10 * PIECE_ALIGNMENT * blocks
