@@ -7,7 +7,6 @@ from collections.abc import Collection
 from common.language import join, say
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import GENERATION_FILE, RANKED, SEARCH
-from settings.alternatives import with_changes
 from settings.consistency import ANSWER_RULES, broken, ranking_problems
 from settings.declared import Config
 from settings.errors import UserError, refuse
@@ -91,7 +90,7 @@ def find_answering(
         return config, model, None
     answers = read_list(config, sources, model.tokenizer)
     note(describe(answers.tree, sources))
-    return with_changes(config, **answers.settings), model, answers.tree
+    return config.changed(**answers.settings), model, answers.tree
 
 
 def refuse_for_labels(config: Config, head: str) -> None:

@@ -23,7 +23,6 @@ from memory.estimate.shapes import Shapes
 from memory.estimate.workload import Machine
 from memory.probe import ProbeRequest, probe
 from memory.weights_in import weights_folder
-from settings.alternatives import with_changes
 from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
@@ -52,7 +51,7 @@ def doctor(config: Config) -> None:
     if config.checkpoint.model != AUTO:
         name = config.checkpoint.model
         shape = find_model(config).shape
-        config = with_changes(config, **{field: getattr(shape, field) for field in SHAPE_SETTINGS})
+        config = config.changed(**{field: getattr(shape, field) for field in SHAPE_SETTINGS})
     has_model = config.checkpoint.model != AUTO or config.typed("model_preset")
     inventory = take_inventory(weights_folder(config.memory, config.run))
     report: dict[str, Any] = {"machine": inventory, "torch": {}, "devices": [], "problem": "", "model": None}
@@ -121,7 +120,7 @@ def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | N
     cases: list[tuple[Case, RunSpec | None]] = []
     for kind, label, changes in variations:
         # Samples at the end of a run would take time here, and no memory.
-        changed = with_changes(config, sample_rows=0, objective=objective, **changes)
+        changed = config.changed(sample_rows=0, objective=objective, **changes)
         case: Case = {"kind": kind, "label": str(label), "load_bytes": None, "peak_bytes": None, "seconds": None}
         try:
             rows = Rows.as_set(changed.data, objective, changed.train.eval_rows)

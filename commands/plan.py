@@ -34,7 +34,6 @@ from memory.plan import Plan, RungOutcome, outcomes
 from memory.step_settings import StepSettings
 from memory.weights_in import weights_folder
 from model.shapes import weight_counts
-from settings.alternatives import with_changes
 from settings.declared import Config, DataConfig, T5ModelConfig
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted
@@ -154,7 +153,7 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
                 groups = known.data, known.train.is_finetune, known.model, known.tokenizer, known.cleaning
                 sample = look(known, estimate_lengths, *groups)
                 tokens = 0 if sample is None else sample.vocabulary
-    return with_changes(known, vocab_size=rows_for(tokens)) if tokens else known, start.told, 0
+    return known.changed(vocab_size=rows_for(tokens)) if tokens else known, start.told, 0
 
 
 def _planned(config: Config, target: str, done: int, tree_bytes: int) -> PlannedRun:
@@ -182,7 +181,7 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
     if machine.base_bytes:
         machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes)
     rows = Rows.known(config, machine)
-    config = with_changes(config, objective=rows.objective)
+    config = config.changed(objective=rows.objective)
     try:
         spec = _counted(resolve(config, machine, rows, done=done))
     except DoesNotFit as error:
@@ -202,7 +201,7 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
     modes: dict[str, Plan | None] = dict.fromkeys(MODES)
     for mode in MODES:
         with suppress(UserError):  # It does not fit, or a setting that is asked for is not possible there.
-            modes[mode] = plan_of(with_changes(config, memory_mode=mode))
+            modes[mode] = plan_of(config.changed(memory_mode=mode))
     changes = what_else(config, spec.plan, plan_of, MOST_CHANGES)
     return PlannedRun(spec, modes, changes, outcomes(StepSettings.of(config), spec.work, machine, spec.plan))
 

@@ -21,7 +21,7 @@ from common.language import LANGUAGES
 from settings import optimizers
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
-from settings.precedence import BY_USER, SAVED
+from settings.precedence import BY_USER, SAVED, model_presets
 from settings.tasks import MODEL_HEADS, PREFERENCE_LOSSES, TASKS, task_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -858,12 +858,15 @@ class Config:
         """
         return task_for(self.data.objective, self.model.head)
 
-    def changed(self, **values: Any) -> Config:
-        """The same settings with other values, by flat name; where each came from stays."""
-        assert values.keys() <= settings_by_name().keys(), (
-            f"{values.keys() - settings_by_name().keys()} are no settings"
-        )
-        return dataclasses.replace(self, **groups_of({**self.as_dict(), **values}))
+    def changed(self, model_preset: str | None = None, **values: Any) -> Config:
+        """The same settings with other values, by flat name; where each came from stays. A `model_preset` brings the
+        shape of its model.
+        """
+        shape = {} if model_preset is None else model_presets()[model_preset]
+        unknown = values.keys() - settings_by_name().keys()
+        assert not unknown, f"{unknown} are no settings"
+        groups = groups_of({**self.as_dict(), **shape, **values})
+        return dataclasses.replace(self, **groups, model_preset=model_preset or self.model_preset)
 
     def with_saved(self, values: Mapping[str, Any], **conditions: Any) -> Config:
         """The same settings, and in place of those that the user has not named what a saved model says, by flat name.
