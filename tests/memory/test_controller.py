@@ -482,7 +482,7 @@ def growths(shares: list[float]) -> list[float]:
 @pytest.mark.parametrize("seed", range(2))
 def test_noise_is_no_growth_and_slow_growth_within_it_is(seed: int) -> None:
     assert not any(growths(levels(seed, 1000)))
-    steps = int((400 - LEVEL - NOISE - STEP_MIB) / PACE)  # By then the budget is met.
+    steps = int((400 - LEVEL - NOISE - STEP_MIB) / PACE)  # The budget is met then.
     assert growths(levels(seed, steps, PACE))[0] * 400 == pytest.approx(PACE, rel=0.5)
 
 
