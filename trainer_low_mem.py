@@ -32,7 +32,6 @@ from engine.step import Done
 from memory.budget import measure_budget
 from memory.controller import MemoryController
 from memory.step_settings import StepSettings
-from settings.alternatives import with_changes
 from settings.consistency import check
 from settings.declared import Config
 from settings.errors import refuse
@@ -112,7 +111,7 @@ class LowMemTrainer:
         metrics: Mapping[str, OwnMetric] | None = None,
     ) -> None:
         if metrics and config.metrics.eval_generate_rows == AUTO:
-            config = with_changes(config, eval_generate_rows=config.train.eval_rows)
+            config = config.changed(eval_generate_rows=config.train.eval_rows)
             refuse(check(config))
         self.config = config
         self.callbacks = callbacks

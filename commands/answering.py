@@ -10,7 +10,6 @@ from common.language import join, say
 from memory.answers import AnswerBatch
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import GENERATION_FILE, RANKED, SEARCH
-from settings.alternatives import with_changes
 from settings.consistency import ANSWER_RULES, broken, ranking_problems
 from settings.declared import MOST_TOKENS, Config
 from settings.errors import UserError, refuse
@@ -78,7 +77,7 @@ def find_answering(config: Config, command: str) -> Answering:
         return Answering(config, model)
     answers = read_list(config, sources, model.tokenizer)
     note(describe(answers.tree, sources))
-    return Answering(with_changes(config, **answers.settings), model, answers.tree)
+    return Answering(config.changed(**answers.settings), model, answers.tree)
 
 
 def _with_answer_settings(config: Config, model: SavedModel, command: str) -> Config:

@@ -23,7 +23,6 @@ from memory.estimate.shapes import Shapes
 from memory.estimate.workload import Machine
 from memory.probe import ProbeRequest, probe
 from memory.weights_in import weights_folder
-from settings.alternatives import with_changes
 from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
@@ -54,7 +53,7 @@ def doctor(config: Config) -> None:
         name = config.checkpoint.model
         has_model = True
         shape = find_model(config).shape
-        config = with_changes(config, **{field: getattr(shape, field) for field in SHAPE_SETTINGS})
+        config = config.changed(**{field: getattr(shape, field) for field in SHAPE_SETTINGS})
     inventory = take_inventory(weights_folder(config.memory, config.run))
     report: dict[str, Any] = {"machine": inventory, "torch": {}, "devices": [], "problem": "", "model": None}
     machine = None
@@ -123,7 +122,7 @@ def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | N
     cases: list[tuple[Case, RunSpec | None]] = []
     for kind, label, changes in variations:
         # Samples at the end of a run would take time here, and no memory.
-        changed = with_changes(config, sample_rows=0, objective=objective, **changes)
+        changed = config.changed(sample_rows=0, objective=objective, **changes)
         case: Case = {"kind": kind, "label": str(label), "load_bytes": None, "peak_bytes": None, "seconds": None}
         spec = None
         try:

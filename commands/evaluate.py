@@ -28,7 +28,6 @@ from memory.answers import AnswerBatch, does_not_hold, rows_to_measure
 from memory.budget import host_budget
 from memory.monitor import watched
 from memory.processes import ProcessTree
-from settings.alternatives import with_changes
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED, check
 from settings.declared import HEAD_EVAL_ROWS, MOST_TOKENS, Config, places, settings_by_name
 from settings.errors import UserError, refuse
@@ -227,8 +226,8 @@ def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared
     if head.has_labels:
         # Where nothing else is said, nothing is cut, as in `train`.
         saved = {"max_seq_len": MOST_TOKENS, "eval_rows": HEAD_EVAL_ROWS, **saved, "objective": head.task}
-    config = with_changes(
-        config.with_saved(saved), **vars(model.shape), tokenizer_dir=str(model.tokenizer), extra_tokens=None
+    config = config.with_saved(saved).changed(
+        **vars(model.shape), tokenizer_dir=str(model.tokenizer), extra_tokens=None
     )
     refuse(check(config))
     total = host_budget(config.memory.memory_budget, local_processes()).host_bytes

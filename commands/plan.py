@@ -28,7 +28,6 @@ from memory.plan import Plan, RungOutcome, outcomes
 from memory.step_settings import StepSettings
 from memory.weights_in import weights_folder
 from model.shapes import weight_counts
-from settings.alternatives import with_changes
 from settings.declared import Config, DataConfig, T5ModelConfig
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted
@@ -142,7 +141,7 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         with suppress(UserError, NotMade):  # Rows.known says what is wrong.
             tokens = look(config, count_tokens, config)
             if tokens:
-                config = with_changes(config, vocab_size=rows_for(tokens))
+                config = config.changed(vocab_size=rows_for(tokens))
     return config, start.told, 0
 
 
@@ -159,7 +158,7 @@ def _planned(config: Config, target: str, steps_done: int, tree_bytes: int) -> P
     if machine.base_bytes:
         machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes)
     rows = Rows.known(config, machine)
-    config = with_changes(config, objective=rows.objective)
+    config = config.changed(objective=rows.objective)
     count = 0
     examples: Table = []
     if config.data.train_file is not None:
@@ -184,7 +183,7 @@ def _planned(config: Config, target: str, steps_done: int, tree_bytes: int) -> P
     modes: dict[str, Plan | None] = dict.fromkeys(MODES)
     for mode in MODES:
         with suppress(UserError):  # It does not fit, or a setting that is asked for is not possible there.
-            modes[mode] = plan_of(with_changes(config, memory_mode=mode))
+            modes[mode] = plan_of(config.changed(memory_mode=mode))
     changes = what_else(config, spec.plan, plan_of, MOST_CHANGES)
     ladder = outcomes(StepSettings.of(config), spec.work, machine, spec.plan)
     return PlannedRun(spec, modes, changes, ladder, examples)

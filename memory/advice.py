@@ -13,7 +13,6 @@ from common.units import MIB, format_size
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.precision import INT4
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from settings.alternatives import with_changes
 from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import UserError
 from settings.optimizers import OPTIMIZERS
@@ -63,7 +62,7 @@ def what_else(config: Config, chosen: Plan, plan_of: Callable[[Config], Plan], m
     candidates = list(changes(config, chosen.choice, chosen.effective_batch_size))
     half = chosen.peak_bytes // 2 // MIB
     if half * MIB >= LEAST_BUDGET:
-        candidates.insert(0, (f"memory_budget={half}M", with_changes(config, memory_budget=half * MIB)))
+        candidates.insert(0, (f"memory_budget={half}M", config.changed(memory_budget=half * MIB)))
     alternatives = list[Alternative]()
     for label, other in candidates:
         with suppress(UserError):  # It does not fit, or a setting that is asked for is not possible there.
@@ -146,7 +145,7 @@ def changes(config: Config, choice: ExecutionPlan, rows: int) -> Iterator[tuple[
         defines = name in settings and settings[name][1].metadata["defines"]
         if is_possible and not (defines and train.is_keep_training is True):
             change: dict[str, Any] = {name: value}
-            yield f"{name}={value}", with_changes(config, **change)
+            yield f"{name}={value}", config.changed(**change)
 
 
 def _smaller_preset(name: str, model: T5ModelConfig) -> str:

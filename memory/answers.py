@@ -162,26 +162,26 @@ class HeldModel:
         return tile + masks + logits + CHOICE_BYTES * answers * batch.choices
 
 
-def storage_dtypes(stored: str, compute: str, requested: str) -> list[str]:
+def storage_dtypes(folder_dtype: str, compute: str, requested: str) -> list[str]:
     """Dtypes in which weights may be held, the fastest first; rounding ones only where the user names none.
 
     Args:
-        stored: in the model's folder. compute: of products. requested: `mixed_precision`.
+        folder_dtype: in the model's folder. compute: of products. requested: `mixed_precision`.
     """
-    if stored == INT8:
+    if folder_dtype == INT8:
         return [INT8]
     if compute == FLOAT16:
         return [FLOAT16]
     widest = BFLOAT16 if requested == "bf16" else compute
     narrower = DTYPES[DTYPES.index(widest) :]
-    return [dtype for dtype in narrower if requested == AUTO or dtype in (widest, stored)]
+    return [dtype for dtype in narrower if requested == AUTO or dtype in (widest, folder_dtype)]
 
 
-def rungs(model: HeldModel, dtypes: list[str], stored: str, weights_in: list[str]) -> Iterator[HeldModel]:
+def rungs(model: HeldModel, dtypes: list[str], folder_dtype: str, weights_in: list[str]) -> Iterator[HeldModel]:
     """The ways to hold a model, fastest first: all weights in memory, at last those of some blocks in a file.
 
     Args:
-        dtypes: as of `storage_dtypes`. stored: in the model's folder. weights_in: where weights may be.
+        dtypes: as of `storage_dtypes`. folder_dtype: in the model's folder. weights_in: where weights may be.
     """
     num_blocks = model.shape.num_layers + model.shape.num_decoder_layers
     if DEVICE in weights_in:
@@ -189,17 +189,20 @@ def rungs(model: HeldModel, dtypes: list[str], stored: str, weights_in: list[str
             yield replace(model, plan=replace(model.plan, storage=dtype, malloc=malloc))
     if FILE in weights_in:
         fewest = 1 if DEVICE in weights_in else num_blocks
-        plan = replace(model.plan, storage=stored if stored in dtypes else dtypes[0], weights_in=FILE)
+        plan = replace(model.plan, storage=folder_dtype if folder_dtype in dtypes else dtypes[0], weights_in=FILE)
         for blocks in range(fewest, num_blocks + 1):
             yield replace(model, plan=replace(plan, offloaded_blocks=blocks))
 
 
 def first_that_fits(
-    ways: Iterable[HeldModel], budget_bytes: int, predict: Callable[[HeldModel], dict[str, int]]
+    candidates: Iterable[HeldModel], budget_bytes: int, predict: Callable[[HeldModel], dict[str, int]]
 ) -> HeldModel | None:
     """The first way to hold a model whose work fits into the budget, with room for gaps where malloc leaves some."""
     shares = {"fast": FAST_SHARE, "small": 1.0}
-    return next((way for way in ways if sum(predict(way).values()) <= shares[way.plan.malloc] * budget_bytes), None)
+    for candidate in candidates:
+        if sum(predict(candidate).values()) <= shares[candidate.plan.malloc] * budget_bytes:
+            return candidate
+    return None
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
@@ -213,7 +216,7 @@ def bytes_before(budget: Budget) -> int:
 
 
 def rows_to_measure(
-    held: HeldModel,
+    model: HeldModel,
     budget_bytes: int,
     requested: int | str,
     most: int,
@@ -230,7 +233,7 @@ def rows_to_measure(
     """
 
     def fits(rows: int) -> bool:
-        return sum(held.measuring(rows, *longest).values()) <= budget_bytes
+        return sum(model.measuring(rows, *longest).values()) <= budget_bytes
 
     least = 1 if requested == AUTO else int(requested)
     if not fits(least):
@@ -238,7 +241,7 @@ def rows_to_measure(
         text = "{rows} of up to {source} and {target} tokens" if longest[1] else "{rows} of up to {source} tokens"
         what = say(text, rows=counted(least, "row"), source=longest[0], target=longest[1])
         hints.append(f"--max_seq_len={max(8, longest[0] // 2)}")
-        raise does_not_hold(budget_bytes, what, held.measuring(least, *longest), *hints)
+        raise does_not_hold(budget_bytes, what, model.measuring(least, *longest), *hints)
     return largest(most, fits) if requested == AUTO else least
 
 

@@ -77,9 +77,9 @@ class Budget:
             sentences = [say("budget {size} ({why}, {margin} left free)", size=host, why=why, margin=margin)]
         if self.device_bytes is not None:
             sentences.append(say("device {size}", size=format_size(self.device_bytes)))
-        others = [join(" ", [say(what), format_size(size)]) for what, size in self.limits if what != self.binding]
-        if others:
-            sentences.append(say("other limits: {limits}", limits=join(", ", others)))
+        other_limits = [join(" ", [say(what), format_size(size)]) for what, size in self.limits if what != self.binding]
+        if other_limits:
+            sentences.append(say("other limits: {limits}", limits=join(", ", other_limits)))
         return join("; ", sentences)
 
 

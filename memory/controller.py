@@ -38,11 +38,10 @@ PRESSURE = 0.97  # Share of the budget in use from which memory is cleaned at on
 REST_FACTOR = 100.0  # A rest of so many times what a cleaning took keeps cleanings under 1% of the run.
 STEPS_AHEAD = 2  # A look and the change to a smaller plan take two steps.
 DRIFT_SHARE = 0.25  # A fall below this share of the margin is no smaller budget: small programs come and go.
-UNTRIMMED_SHARE = (
-    0.85  # Above this share of the budget freed memory is not kept; a plan that keeps it begins below 0.8.
-)
+# Above this share of the budget freed memory is not kept; a plan that keeps it begins below 0.8.
+UNTRIMMED_SHARE = 0.85
 LESS_AFTER_ERROR = 0.3  # After an out-of-memory error the next plan takes this share of temporary memory less.
-GROWTH_STEPS = 96  # So many last steps are looked at for growth.
+GROWTH_STEPS = 96  # Growth is looked for in so many last steps.
 GROWTH_PARTS = 4  # They are cut into so many parts.
 LEAST_GROWTH = 0.005  # Less than this share of the budget from part to part is noise.
 FORESIGHT = 200  # Growth is answered where it would reach the budget within so many steps.
@@ -129,7 +128,7 @@ class MemoryController:
         self._last_look = clock()
         self._rest_until = self._last_look
         self._available_bytes = budget.available_bytes
-        self._last_fall_bytes = 0  # What was available less at the last look than at the one before.
+        self._last_fall_bytes = 0  # The last look found so much less available than the one before.
 
     @property
     def allowed_bytes(self) -> int:
@@ -225,15 +224,15 @@ class MemoryController:
             budget=format_size(self.allowed_bytes),
         )
         targets = [Target(int(share * self.allowed_bytes), "peak", sentence)]
-        left = self._left_soon(budget)
-        if needs - DRIFT_SHARE * left.margin > left.size and left.size < self.plan.budget_bytes:
+        soon = self._left_soon(budget)
+        if needs - DRIFT_SHARE * soon.margin > soon.size and soon.size < self.plan.budget_bytes:
             sentence = say(
                 "{size} will be left ({why}), and the plan needs {planned}",
-                size=format_size(left.size),
+                size=format_size(soon.size),
                 why=say(budget.binding),
                 planned=format_size(needs),
             )
-            targets.append(left._replace(sentence=sentence))
+            targets.append(soon._replace(sentence=sentence))
         growth = self._growth(budget.limit(), needs)
         if growth is not None:
             targets.append(growth)
@@ -249,9 +248,9 @@ class MemoryController:
         self._last_fall_bytes = fall
         if budget.is_on_device:  # A smaller plan frees no RAM beside a GPU.
             return limit
-        left = budget.available_bytes - STEPS_AHEAD * steady_fall
-        margin = margin_of(left)
-        return min(limit, Target(left - margin, "budget", "", margin))
+        available = budget.available_bytes - STEPS_AHEAD * steady_fall
+        margin = margin_of(available)
+        return min(limit, Target(available - margin, "budget", "", margin))
 
     def _growth(self, limit: int, needs: int) -> Target | None:
         """What the run may hold so that memory that grows does not reach the limit; None: it does not grow.
@@ -298,10 +297,10 @@ class MemoryController:
     def _smaller_plan(self, target: Target) -> Plan | None:
         present = self.plan
         fixed = sum(part for name, part in present.components.items() if name in FIXED)
-        held = max(fixed, self.budget.used())  # No plan gives this back.
+        lasting = max(fixed, self.budget.used())  # No plan gives this back.
         temporary = max(1, present.peak_bytes - fixed)
-        ratio = max(1.0, (self._peak_bytes - held) / temporary)  # Measured to planned.
-        relaxed = replace(  # What the user fixed is given up where nothing else fits.
+        ratio = max(1.0, (self._peak_bytes - lasting) / temporary)  # Measured to planned.
+        relaxed = replace(  # Where nothing else fits, the user's own cut is given up.
             self._settings,
             memory_mode=AUTO,
             gradient_checkpointing=AUTO,
@@ -310,10 +309,10 @@ class MemoryController:
         )
         limits = [target.size]
         # The margin below a limit is a second try; it is skipped where the present plan already fits with it.
-        if held + ratio * temporary - DRIFT_SHARE * target.margin > target.size + target.margin:
+        if lasting + ratio * temporary - DRIFT_SHARE * target.margin > target.size + target.margin:
             limits.append(target.size + target.margin)
         for limit in limits:
-            most = min(int(fixed + (limit - held) / ratio), present.peak_bytes - 1)
+            most = min(int(fixed + (limit - lasting) / ratio), present.peak_bytes - 1)
             if most > self._largest_unfit_bytes:
                 for settings in (self._settings, relaxed):
                     with suppress(DoesNotFit):

@@ -81,9 +81,10 @@ class Monitor:
         self.device_budget_bytes = device_budget_bytes
         self.device: Device | HostAlone = device
         self.peak_bytes = 0
-        self.counted_peak_bytes = 0  # What counts against the budget as it is now; see `watch`.
         self.phase_peaks: dict[str, int] = {}
-        self.counted_phase_peaks: dict[str, int] = {}  # What counts against the budget as it is now.
+        # These two hold what counts against the budget as it is now, see `watch`.
+        self.counted_peak_bytes = 0
+        self.counted_phase_peaks: dict[str, int] = {}
         self.cost_seconds = 0.0  # Processor time that sampling took.
         self._interval_seconds = interval_seconds
         self._start = time.monotonic()

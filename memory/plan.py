@@ -133,10 +133,9 @@ class Search:
     def fastest_on(self, rung: Rung, most_seconds: float = math.inf) -> ExecutionPlan | None:
         """The fastest plan of a rung that fits and takes less time than that; None: there is none."""
         fastest: ExecutionPlan | None = None
-        families = [family for family in self._ladder.families(rung) if self.seconds(family[0]) < most_seconds]
-        if not families or not any(map(self._fits, self.plans_of_least(rung))):
+        if not any(map(self._fits, self.plans_of_least(rung))):
             return None
-        for family in sorted(families, key=lambda family: self.seconds(family[0])):
+        for family in sorted(self._ladder.families(rung), key=lambda family: self.seconds(family[0])):
             if self.seconds(family[0]) >= most_seconds:
                 break
             plan = self.first_within(family)
@@ -246,11 +245,11 @@ def plan(
     phases = predict(work, choice, machine)
     # Gradients are held where that costs no memory: then a step that is not finite changes no weight. Offloaded weights
     # are updated in backward, which has just brought them.
-    held = replace(choice, hold_gradients=True)
-    held_phases = predict(work, held, machine)
-    if not choice.offloaded_blocks and peak_of(held_phases)[1] <= peak_of(phases)[1]:
-        choice = held
-        phases = held_phases
+    holding = replace(choice, hold_gradients=True)
+    holding_phases = predict(work, holding, machine)
+    if not choice.offloaded_blocks and peak_of(holding_phases)[1] <= peak_of(phases)[1]:
+        choice = holding
+        phases = holding_phases
     highest, peak = peak_of(phases)
     rows = effective_batch(config.train, machine)
     return Plan(
@@ -295,9 +294,9 @@ def outcomes(settings: StepSettings, work: Workload, machine: Machine, chosen: P
         name = rung.describe()
         is_chosen = name == chosen.rung
         plan = chosen.choice if is_chosen else search.fastest_on(rung)
-        shown = plan or min(search.plans_of_least(rung), key=search.peak)
-        seconds = predict_seconds(work, shown, machine.as_measured())
-        results.append(RungOutcome(name, search.peak(shown), seconds, plan is not None, is_chosen))
+        smallest = min(search.plans_of_least(rung), key=search.peak)
+        seconds = predict_seconds(work, plan or smallest, machine.as_measured())
+        results.append(RungOutcome(name, search.peak(plan or smallest), seconds, plan is not None, is_chosen))
     return results
 
 

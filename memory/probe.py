@@ -40,7 +40,7 @@ LEAST_CORRECTION = 0.3  # A probe that measures less than this of the prediction
 # alone was passed by 0.8% at the median and by 4 to 7% three times; with these three the median is the same and the
 # most is under 3%.
 KEPT_SHARE = 0.25  # This share of what the probe has taken off the prediction stays planned.
-SCATTER_BYTES = 3 * MIB  # What one run takes above another of the same flags.
+SCATTER_BYTES = 3 * MIB  # Runs of the same flags differ by so much.
 DRIFT = 0.04  # Steps of different sizes take this share of temporary memory more.
 LAUNCHER_WORDS = (
     "RANK",
@@ -275,5 +275,5 @@ def for_later_steps(correction: float, phases: Mapping[str, dict[str, int]], is_
         phases: as of `correction_of`. is_varied: steps hold different numbers of tokens.
     """
     temporary = max(changeable(parts) for parts in phases.values())
-    kept = KEPT_SHARE * max(0.0, 1 - correction)
-    return correction + kept + DRIFT * is_varied + SCATTER_BYTES / max(1, temporary)
+    reserve = KEPT_SHARE * max(0.0, 1 - correction)
+    return correction + reserve + DRIFT * is_varied + SCATTER_BYTES / max(1, temporary)

@@ -114,7 +114,7 @@ class ProcessTree:
         self.pid = os.getpid() if pid is None else pid
         self.root = root
         self._last = _resident(self.pid, root)
-        self._first_listed: dict[int, float] = {}  # By process ID.
+        self._first_listed: dict[int, float] = {}  # Process IDs are its keys.
         self._next_listing = 0.0
 
     def usage(self) -> Usage:

@@ -154,14 +154,8 @@ def _of_dtypes(requested: str, choice: ExecutionPlan, machine: Machine, began: P
             storage=choice.storage,
             compute=compute,
         )
-    elif began is not None and compute == "float32" and is_bf16_fast:
+    elif began is not None and compute == ("float32" if is_bf16_fast else "bfloat16"):
         yield say("computing in {compute}, as the run did before ({kind})", compute=compute, kind=kind)
-    elif began is not None and compute == "bfloat16" and not is_bf16_fast:
-        yield say(
-            "computing in {compute}, as the run did before, although it is slow here ({kind})",
-            compute=compute,
-            kind=kind,
-        )
     elif compute == FLOAT16 and not is_bf16_fast:
         yield say(
             "computing in float16 with a scaled loss and a float32 residual stream, because fp16 is fast here and "

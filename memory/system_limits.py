@@ -34,7 +34,9 @@ FILE_PAGES = ("inactive_file", "active_file", "slab_reclaimable")
 UNLIMITED = 2**60  # Version 1 writes about 2^63 where there is no limit.
 MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
 RANK_MARKS = ("MASTER_PORT=", "TORCHELASTIC_RUN_ID=")
-MARGIN_SHARE, LEAST_MARGIN, MOST_MARGIN = 0.05, 32 * MIB, 2 * GIB
+MARGIN_SHARE = 0.05
+LEAST_MARGIN = 32 * MIB
+MOST_MARGIN = 2 * GIB
 
 
 class Limit(NamedTuple):
@@ -137,7 +139,7 @@ def shared_limits(pid: int, root: Path = ROOT) -> list[SystemLimit]:
     status = text_of(root / f"proc/{pid}/status")
     allowed = _numbers(status.partition("Mems_allowed_list:")[2].partition("\n")[0])
     online = _numbers(text_of(root / "sys/devices/system/node/online"))
-    if allowed and online - allowed:  # As with `docker --cpuset-mems`.
+    if allowed and online - allowed:  # `docker --cpuset-mems` allows some nodes alone.
         files = [root / f"sys/devices/system/node/node{node}/meminfo" for node in allowed & online]
         nodes = sum(map(sizes_of, files), Counter[str]())
         usable = nodes["MemFree"] + nodes["Active(file)"] + nodes["Inactive(file)"]
@@ -191,7 +193,7 @@ def group_limits(pid: int, root: Path = ROOT) -> list[SystemLimit]:
             numbers = _group_numbers(level_folder)
             pages = sum(numbers[f"total_{name}"] or numbers[name] for name in FILE_PAGES)
             used = max(0, sum(numbers[name] for name in GROUP_USAGE) - pages)
-            # Where two names stand for one figure the later name is shown.
+            # If two names stand for one figure, the later name is shown.
             names = {numbers[name]: name for name in GROUP_LIMITS if numbers.get(name, UNLIMITED) < UNLIMITED}
             limits += [SystemLimit(f"cgroup {level} {name}", size, used) for size, name in names.items()]
     return limits

@@ -22,18 +22,23 @@ from settings.tasks import MODEL_HEADS, TASKS, command_of, is_pretraining, learn
 if TYPE_CHECKING:
     from settings.declared import Config, MetricsConfig
 
-TEXT = "text"  # the head of a T5 as it is: over the vocabulary
-REGRESSION = "regression"  # the labels of a head that are numbers
-HEADS = SEQUENCE, TOKEN = "sequence", "token"  # heads over labels, and the objectives of training them
-ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")  # what `rouge` means in --metrics
-GEOMETRIC_MEAN = "geometric_mean"  # of BLEU and chrF++
-SCORES = ("exact_match", "f1", "bleu", "chrf", "chrf++", GEOMETRIC_MEAN, *ROUGE, "char_bleu", "identical")  # of answers
-RANKED = re.compile(r"mrr|(?:recall|ndcg)@([1-9]\d{0,2})")  # scores of several answers, best first
+TEXT = "text"  # The head of a T5 as it is: over the vocabulary.
+REGRESSION = "regression"  # Where `labels` has this value, they are numbers.
+# Heads over labels are called like the objectives that train them.
+SEQUENCE = "sequence"
+TOKEN = "token"
+# Scores of answers; `rouge` in --metrics means the four of that name, and sacreBLEU computes the second group.
+ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")
+GEOMETRIC_MEAN = "geometric_mean"
+SACREBLEU = ("bleu", "char_bleu", "chrf", "chrf++", GEOMETRIC_MEAN)
+SCORES = ("exact_match", "f1", "bleu", "chrf", "chrf++", GEOMETRIC_MEAN, *ROUGE, "char_bleu", "identical")
+# Scores of several answers, best first.
+RANKED = re.compile(r"mrr|(?:recall|ndcg)@([1-9]\d{0,2})")
 RANKED_SHOWN = ("recall@K", "ndcg@K", "mrr")
-CLASS_SCORES = ("accuracy", "macro_f1", "matthews")  # of predicted labels
-NUMBER_SCORES = ("spearman", "pearson", "mse")  # of predicted numbers
-SACREBLEU = ("bleu", "char_bleu", "chrf", "chrf++", GEOMETRIC_MEAN)  # what the library of this name computes
-FLAG = "flag"  # origin of a value
+# Scores of predicted labels, and of predicted numbers.
+CLASS_SCORES = ("accuracy", "macro_f1", "matthews")
+NUMBER_SCORES = ("spearman", "pearson", "mse")
+FLAG = "flag"
 
 
 class Rule(NamedTuple):

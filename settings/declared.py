@@ -21,11 +21,11 @@ from common.language import LANGUAGES
 from settings import optimizers
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
-from settings.precedence import BY_USER, SAVED
+from settings.precedence import BY_USER, SAVED, model_presets
 from settings.tasks import MODEL_HEADS, PREFERENCE_LOSSES, TASKS, task_for
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_TOKENS = 65536  # of an encoder's input
+MOST_TOKENS = 65536  # An encoder reads no more.
 HEAD_EVAL_ROWS = 4096
 ON_TEXT = "objective=span|ul2|prefix|denoise|sequence|token"
 ON_LABELS = "objective=sequence|token"
@@ -60,7 +60,7 @@ class Noting:
     The groups of the model and of decoding do not, for they are read at every step.
     """
 
-    __slots__ = ("_reads",)  # so that `vars` gives settings alone
+    __slots__ = ("_reads",)  # Like this, `vars` gives settings alone.
 
     def note_reads(self, names: set[str]) -> None:
         """Add the name of each setting that is read from now on to `names`."""
@@ -199,7 +199,9 @@ class T5ModelConfig:
     @property
     def head_pooling(self) -> str:
         """`pooling` with auto resolved."""
-        return self.pooling if self.pooling != AUTO else "last" if self.num_decoder_layers else "mean"
+        if self.pooling != AUTO:
+            return self.pooling
+        return "last" if self.num_decoder_layers else "mean"
 
     @property
     def has_dense_head(self) -> bool:
@@ -856,12 +858,15 @@ class Config:
         """
         return task_for(self.data.objective, self.model.head)
 
-    def changed(self, **values: Any) -> Config:
-        """The same settings with other values, by flat name; where each came from stays."""
-        assert values.keys() <= settings_by_name().keys(), (
-            f"{values.keys() - settings_by_name().keys()} are no settings"
-        )
-        return dataclasses.replace(self, **groups_of({**self.as_dict(), **values}))
+    def changed(self, model_preset: str | None = None, **values: Any) -> Config:
+        """The same settings with other values, by flat name; where each came from stays. A `model_preset` brings the
+        shape of its model.
+        """
+        shape = {} if model_preset is None else model_presets()[model_preset]
+        unknown = values.keys() - settings_by_name().keys()
+        assert not unknown, f"{unknown} are no settings"
+        groups = groups_of({**self.as_dict(), **shape, **values})
+        return dataclasses.replace(self, **groups, model_preset=model_preset or self.model_preset)
 
     def with_saved(self, values: Mapping[str, Any], **conditions: Any) -> Config:
         """The same settings, and in place of those that the user has not named what a saved model says, by flat name.
@@ -869,9 +874,9 @@ class Config:
         Args:
             conditions: what is so whatever the user has named, as the shape of the model that a run starts from.
         """
-        heeded = {name: value for name, value in values.items() if not self.named(name)}
-        origins = (*self.origins, *((name, SAVED) for name in heeded))
-        return dataclasses.replace(self, **groups_of({**self.as_dict(), **heeded, **conditions}), origins=origins)
+        saved = {name: value for name, value in values.items() if not self.named(name)}
+        origins = (*self.origins, *((name, SAVED) for name in saved))
+        return dataclasses.replace(self, **groups_of({**self.as_dict(), **saved, **conditions}), origins=origins)
 
     def as_dict(self) -> dict[str, Any]:
         """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""
@@ -966,9 +971,9 @@ def settings_by_name() -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     return table
 
 
-def declared_class(shown: type) -> Any:
+def declared_class(plain_class: type) -> Any:
     """The class declared here that a class of `config.py` shows with plain values: what Python code gets from there."""
-    return globals()[shown.__name__]
+    return globals()[plain_class.__name__]
 
 
 def places() -> tuple[str, ...]:

@@ -34,16 +34,17 @@ class Shipped:
 
 @dataclass(frozen=True)
 class Edit:
-    """One edited line.
+    """One line that gives a setting a value.
 
     Args:
-        line: its number in `file`, from 1.
+        line: its number in `file`, from 1. wrong: why its value is none that a setting can have; empty: it is.
     """
 
     name: str
     value: Any
     file: str
     line: int
+    wrong: str = ""
 
     @property
     def place(self) -> str:
@@ -80,29 +81,28 @@ def edits_of_config(text: bytes, shipped: Mapping[str, Shipped]) -> Edits:
         return Edits({}, (say("{file}: is not UTF-8; save it as UTF-8", file=CONFIG_FILE),))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        told = "{file} line {line}: cannot be read as Python ({reason}); correct it"
-        return Edits({}, (say(told, file=CONFIG_FILE, line=line, reason=getattr(error, "msg", error)),))
+        sentence = "{file} line {line}: cannot be read as Python ({reason}); correct it"
+        return Edits({}, (say(sentence, file=CONFIG_FILE, line=line, reason=getattr(error, "msg", error)),))
     by_name: dict[str, Edit] = {}
     problems: list[str] = []
     class_names: set[str] = set()
-    for block in _blocks(tree):
-        home = {name for name, place in shipped.items() if place.class_name == block.class_name}
+    for class_name, lines in _blocks(tree):
+        own_names = {name for name, origin in shipped.items() if origin.class_name == class_name}
         # Few of a class's settings, or the class a second time: somebody has written all of these lines.
-        is_rewritten = 2 * len(home & {line.name for line in block.lines}) < len(home)
-        is_written_by_user = is_rewritten or block.class_name in class_names
-        class_names.add(block.class_name)
-        for line in block.lines:
-            edit = Edit(line.name, line.value, CONFIG_FILE, line.number)
-            if not block.class_name and not (line.name in shipped or nearest(line.name, shipped)):
+        is_rewritten = 2 * len(own_names & {edit.name for edit in lines}) < len(own_names)
+        is_written_by_user = is_rewritten or class_name in class_names
+        class_names.add(class_name)
+        for edit in lines:
+            if not class_name and not (edit.name in shipped or nearest(edit.name, shipped)):
                 continue  # A name beside the classes may be there for their lines to use.
-            wrong = line.wrong or _misplaced(line.name, block.class_name, shipped)
+            wrong = edit.wrong or _misplaced(edit.name, class_name, shipped)
             if wrong:
                 problems.append(edit.problem(wrong))
                 continue
-            default = shipped[line.name].default
-            is_default = line.value == default and isinstance(line.value, bool) == isinstance(default, bool)
-            if not is_default or is_written_by_user or line.name not in home:
-                by_name[line.name] = edit
+            default = shipped[edit.name].default
+            is_default = edit.value == default and isinstance(edit.value, bool) == isinstance(default, bool)
+            if not is_default or is_written_by_user or edit.name not in own_names:
+                by_name[edit.name] = edit
     return Edits(by_name, tuple(problems))
 
 
@@ -117,58 +117,36 @@ def edit_of_trainer(text: bytes) -> Edit | None:
     return edit
 
 
-@dataclass(frozen=True)
-class _Line:
-    """An assignment; `wrong` says why its value is none that a setting can have."""
-
-    name: str
-    value: Any
-    number: int
-    wrong: str
-
-
-@dataclass(frozen=True)
-class _Block:
-    """The assignments of one class; those outside of all classes have none."""
-
-    class_name: str
-    lines: list[_Line]
-
-
-def _blocks(tree: ast.Module) -> Iterator[_Block]:
+def _blocks(tree: ast.Module) -> Iterator[tuple[str, list[Edit]]]:
+    """The name of each class and its lines; those outside of all classes have an empty one."""
     names: dict[str, Any] = {}
     for statement in tree.body:
         if isinstance(statement, ast.ClassDef):
-            yield _Block(statement.name, _lines(statement.body, dict(names)))
+            yield statement.name, _lines(statement.body, dict(names))
         elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-            yield _Block("", _lines([statement], names))
+            yield "", _lines([statement], names)
 
 
-def _lines(statements: list[ast.stmt], names: dict[str, Any]) -> list[_Line]:
+def _lines(statements: list[ast.stmt], names: dict[str, Any]) -> list[Edit]:
     """The assignments among these statements, whose values may use the names above them."""
-    lines: list[_Line] = []
+    lines = list[Edit]()
     for statement in statements:
-        if isinstance(statement, ast.Pass):
+        is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if isinstance(statement, ast.Pass) or is_docstring:
             continue
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue  # A docstring.
         if isinstance(statement, ast.AnnAssign) and statement.value is None:
             name = ast.unparse(statement.target)
-            meant = ast.unparse(statement.annotation)
-            wrong = say("has no value; write {name} = {value}", name=name, value=meant)
-            lines.append(_Line(name, meant, statement.lineno, wrong))
+            annotation = ast.unparse(statement.annotation)
+            wrong = say("has no value; write {name} = {value}", name=name, value=annotation)
+            lines.append(Edit(name, annotation, CONFIG_FILE, statement.lineno, wrong))
             continue
-        if isinstance(statement, ast.Assign):
-            targets = [ast.unparse(target) for target in statement.targets]
-        elif isinstance(statement, ast.AnnAssign):
-            targets = [ast.unparse(statement.target)]
-        else:
-            targets = [ast.unparse(statement).partition("\n")[0]]
+        targets: list[ast.AST] = getattr(statement, "targets", [getattr(statement, "target", statement)])
         value, is_plain = _value_of(statement, names)
         problem = "" if is_plain else say("is not a number, a text, True, False or None")
-        for name in targets:
+        for target in targets:
+            name = ast.unparse(target).partition("\n")[0]
             names[name] = value
-            lines.append(_Line(name, value, statement.lineno, problem))
+            lines.append(Edit(name, value, CONFIG_FILE, statement.lineno, problem))
     return lines
 
 
@@ -188,12 +166,12 @@ def _misplaced(name: str, class_name: str, shipped: Mapping[str, Shipped]) -> st
     if name not in shipped:
         hint = nearest(name, shipped)
         return say("is no setting{hint}", hint=hint or say("; see --help=all for those that exist"))
-    home = shipped[name].class_name
-    if class_name == home or (class_name == TRAIN_CLASS and home != MODEL_CLASS):
+    own_class = shipped[name].class_name
+    if class_name == own_class or (class_name == TRAIN_CLASS and own_class != MODEL_CLASS):
         return ""
     if not class_name:
-        return say("has no effect outside of a class; move it into class {home}", home=home)
-    return say("has no effect in class {class_name}; move it into class {home}", class_name=class_name, home=home)
+        return say("has no effect outside of a class; move it into class {home}", home=own_class)
+    return say("has no effect in class {class_name}; move it into class {home}", class_name=class_name, home=own_class)
 
 
 def _with_bodies(text: str) -> str:

@@ -26,17 +26,17 @@ from common.units import format_size, parse_size
 from settings.errors import UserError, reason_of, refuse
 
 AUTO = "auto"
-LEAST_LIKENESS = (
-    0.72  # Of two words, as difflib counts it: a slip of the keyboard leaves more, tokenizer_type of torch_dtype less.
-)
-TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-LONGEST_NUMBER_BITS = 1024  # of a whole number: what is longer is no float either
+# Likeness of two words, as difflib counts it: a slip of the keyboard leaves more, tokenizer_type of torch_dtype less.
+LEAST_LIKENESS = 0.72
+TRUE_WORDS = ("true", "yes", "on", "1")
+FALSE_WORDS = ("false", "no", "off", "0")
+LONGEST_NUMBER_BITS = 1024  # A whole number that is longer is no float either.
 NOT_A_NUMBER = {int: "is not a whole number; allowed: {allowed}", float: "is not a number; allowed: {allowed}"}
-FEWEST_BYTES = 1024  # what is less, and has no unit, was meant to have one
+FEWEST_BYTES = 1024  # A smaller number without a unit was meant to have one.
 NOTHING_WORDS = ("none", "null", "")
 Auto = str  # `int | Auto`: a whole number, or the word with which the program decides
-Text = str  # kept with its blanks
-Size = int  # bytes, written as 6G, 512M, 6GiB
+Text = str  # It keeps its blanks.
+Size = int  # It counts bytes, and is written as 6G, 512M, 6GiB.
 KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "Text": "text", "Size": "size"}
 
 
@@ -123,8 +123,8 @@ defining = partial(setting, defines=True)
 
 def declared(member: dataclasses.Field[Any]) -> dataclasses.Field[Any]:
     """A setting with `kind`, `auto` and `optional` as its annotation says."""
-    kind, *others = str(member.type).split(" | ")
-    facts = {**member.metadata, "kind": KINDS[kind], "auto": "Auto" in others, "optional": "None" in others}
+    kind, *alternatives = str(member.type).split(" | ")
+    facts = {**member.metadata, "kind": KINDS[kind], "auto": "Auto" in alternatives, "optional": "None" in alternatives}
     whole: dataclasses.Field[Any] = dataclasses.field(default=member.default, metadata=facts)
     whole.name = member.name
     return whole
@@ -159,41 +159,42 @@ def _choice(choices: tuple[str, ...], parsed: str) -> str:
 
 
 def _is_in_range(facts: Mapping[str, Any], number: float) -> bool:
-    least = -math.inf if facts["low"] is None else facts["low"]
-    most = math.inf if facts["high"] is None else facts["high"]
-    above = -math.inf if facts["above"] is None else facts["above"]
-    return bool(least <= number <= most and number > above)
+    is_least = facts["low"] is None or number >= facts["low"]
+    is_most = facts["high"] is None or number <= facts["high"]
+    return is_least and is_most and (facts["above"] is None or number > facts["above"])
 
 
-def at_home(place: str) -> str:
-    """A place with the user's folder for a ~, which bash leaves alone in --cache_dir=~/cache, and YAML; not of one that
-    is there.
+def at_home(path: str) -> str:
+    """A path with the user's folder for a ~, which bash leaves alone in --cache_dir=~/cache, and YAML; a path that
+    exists stays as it is.
     """
-    return place if os.path.lexists(place) else os.path.expanduser(place)
+    return path if os.path.lexists(path) else os.path.expanduser(path)
 
 
-def not_known(word: str, known: Iterable[str]) -> str:
+def not_known(word: str, allowed_words: Iterable[str]) -> str:
     """Say that a word is none of those that are allowed, and which one is near."""
-    return say("is not known; allowed: {known}{hint}", known=join(", ", known), hint=nearest(word, known))
+    hint = nearest(word, allowed_words)
+    return say("is not known; allowed: {known}{hint}", known=join(", ", allowed_words), hint=hint)
 
 
-def nearest(word: str, known: Iterable[str], hint: str = "; did you mean {near}?") -> str:
-    """Say which known word is most like a mistyped one, or holds one that was cut short; empty where none is."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    if not near:
-        return ""
-    letters, others = word.replace("_", ""), near[0].replace("_", "")
-    is_part = letters in others or others in letters
-    is_like = difflib.SequenceMatcher(None, near[0], word).ratio() >= LEAST_LIKENESS
-    return say(hint, near=near[0]) if is_part or is_like else ""
+def nearest(word: str, allowed_words: Iterable[str], hint: str = "; did you mean {near}?") -> str:
+    """Say which word is most like a mistyped one, or holds one that was cut short; empty where none is."""
+    for near in difflib.get_close_matches(word, list(allowed_words), n=1):
+        letters = word.replace("_", "")
+        near_letters = near.replace("_", "")
+        is_part = letters in near_letters or near_letters in letters
+        if is_part or difflib.SequenceMatcher(None, near, word).ratio() >= LEAST_LIKENESS:
+            return say(hint, near=near)
+    return ""
 
 
-def near_path(named: str | Path, is_wanted: Callable[[Path], bool] = Path.is_dir) -> str:
+def near_path(missing: str | Path, is_alike: Callable[[Path], bool] = Path.is_dir) -> str:
     """Say which folder, or file, beside a path that does not exist is called most like it; empty where none is."""
-    path, beside = Path(named), list[str]()
+    path = Path(missing)
+    names = list[str]()
     with suppress(OSError):
-        beside = [found.name for found in islice(path.parent.iterdir(), 1000) if is_wanted(found)]
-    near = difflib.get_close_matches(path.name, beside, n=1)
+        names = [sibling.name for sibling in islice(path.parent.iterdir(), 1000) if is_alike(sibling)]
+    near = difflib.get_close_matches(path.name, names, n=1)
     return say("; did you mean {near}?", near=path.with_name(near[0])) if near else ""
 
 
@@ -294,16 +295,16 @@ def allowed(facts: Mapping[str, Any]) -> str:
 
 
 def _range_words(facts: Mapping[str, Any]) -> str:
-    least = str(facts["low"]).removesuffix(".0")
+    is_above = facts["above"] is not None
+    texts = {
+        (True, False): "more than {least}",
+        (True, True): "more than {least} up to {most}",
+        (False, False): "{least} or more",
+        (False, True): "{least} to {most}",
+    }
+    least = str(facts["above" if is_above else "low"]).removesuffix(".0")
     most = str(facts["high"]).removesuffix(".0")
-    if facts["above"] is not None:
-        above = str(facts["above"]).removesuffix(".0")
-        if facts["high"] is None:
-            return say("more than {least}", least=above)
-        return say("more than {least} up to {most}", least=above, most=most)
-    if facts["high"] is None:
-        return say("{least} or more", least=least)
-    return say("{least} to {most}", least=least, most=most)
+    return say(texts[is_above, facts["high"] is not None], least=least, most=most)
 
 
 def show(field: dataclasses.Field[Any], value: Any) -> str:
@@ -321,17 +322,18 @@ class Counted(Message):
 
 def counted(number: int, noun: str) -> Message:
     """Show a number of things: `1 row`, `2,249 rows`, `2 processes`; in the user's language where it has the noun."""
-    plural = noun if number == 1 else f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
-    return Counted(f"{{number:,}} {plural}", {"number": number, "noun": noun})
+    ending = "es" if noun.endswith(("s", "ch")) else "s"
+    words = noun if number == 1 else noun + ending
+    return Counted(f"{{number:,}} {words}", {"number": number, "noun": noun})
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:
     """Names in a row, of which a file may hold any number, of any length: `a, b, c and 1,980 more`."""
     words = [name if isinstance(name, Message) else str(name) for name in names]
-    shown = join(", ", (word if len(word) <= 60 else f"{english(word)[:60]}..." for word in words[:most]))
+    first = join(", ", (word if len(word) <= 60 else f"{english(word)[:60]}..." for word in words[:most]))
     if len(words) <= most:
-        return shown
-    return say("{names} and {count} more", names=shown, count=f"{len(words) - most:,}")
+        return first
+    return say("{names} and {count} more", names=first, count=f"{len(words) - most:,}")
 
 
 def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]:
@@ -343,39 +345,32 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
     import yaml
 
     try:
-        content = yaml.safe_load(read_bytes(path, may_wait=True).decode("utf8"))  # JSON is YAML
+        content = yaml.safe_load(read_bytes(path, may_wait=True).decode("utf8"))  # JSON is YAML.
     except FileNotFoundError:
         raise UserError("--config = {path}, no such file; give a YAML or JSON file of settings", path=path) from None
-    except yaml.MarkedYAMLError as error:
-        line = say("line {number}: ", number=error.problem_mark.line + 1) if error.problem_mark else ""
-        wrong = line + " ".join(str(error.problem or error.context).split())[:200]
-        raise UserError(
-            "--config = {path}, cannot be read: {wrong}; give a YAML or JSON file of settings", path=path, wrong=wrong
-        ) from None
-    except Exception as error:  # of a date that is none, or a number of 5000 digits, yaml lets Python's own errors pass
+    except Exception as error:  # For a wrong date, or a number of 5000 digits, yaml lets Python's own errors pass.
+        mark = getattr(error, "problem_mark", None)
+        wrong = " ".join(str(getattr(error, "problem", None) or reason_of(error)).split())[:200]
+        line = say("line {number}: ", number=mark.line + 1) if mark else ""
         raise UserError(
             "--config = {path}, cannot be read: {wrong}; give a YAML or JSON file of settings",
             path=path,
-            wrong=reason_of(error),
+            wrong=line + wrong,
         ) from None
     if not isinstance(content, dict):
         raise UserError("--config = {path}, is not a table of name: value lines; write it so", path=path)
     flat: dict[str, Any] = {}
     for key, value in content.items():
         flat.update(value if key in groups and isinstance(value, Mapping) else {key: value})
-    problems = [
-        say("--config = {path}, {wrong}", path=path, wrong=wrong)
-        for key, value in flat.items()
-        if (wrong := _mistake(key, value))
-    ]
-    refuse(problems)
+    mistakes = [_mistake(key, value) for key, value in flat.items()]
+    refuse([say("--config = {path}, {wrong}", path=path, wrong=mistake) for mistake in mistakes if mistake])
     return flat
 
 
 def _mistake(key: object, value: object) -> str:
     """What no line of a table of settings can be, whatever its name; empty: nothing."""
     for number in (key, value):
-        if isinstance(number, int) and number.bit_length() > LONGEST_NUMBER_BITS:  # Python itself refuses to show it
+        if isinstance(number, int) and number.bit_length() > LONGEST_NUMBER_BITS:  # Python itself refuses to show it.
             return say(
                 "holds a whole number of {bit_length:,} bits; write one that a setting can have",
                 bit_length=number.bit_length(),

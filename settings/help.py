@@ -16,7 +16,7 @@ from settings.loading import user_edits
 from settings.precedence import model_presets, run_presets
 from settings.program import program
 
-VERSION = "0.2.0"  # that stands above the newest part of CHANGELOG.md
+VERSION = "0.2.0"  # The newest part of CHANGELOG.md has it too.
 COMMAND_GROUPS: dict[str, dict[str, str]] = {
     "train": {
         "train": "pretrain a T5; --is_finetune=True finetunes, --is_keep_training=True resumes the last run",
@@ -47,7 +47,7 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
     },
 }
 ABOUT = {name: about for group in COMMAND_GROUPS.values() for name, about in group.items()}
-# what the first hour needs, by task; all else is shown by --help=all
+# These flags are needed in the first hour, by task; all others are shown by --help=all.
 TRAINING = {
     "data": ("train_file", "validation_file", "prompt_column", "response_column", "max_seq_len", "max_target_len"),
     "starting point": ("model_preset", "is_finetune", "finetune_from", "is_keep_training", "tokenizer_dir"),
@@ -103,18 +103,19 @@ SHORT: dict[str, dict[str, tuple[str, ...]]] = {
 ORDER = (
     "precedence: defaults < config.py < preset < file < flags; booleans: True, False, yes, no, 1, 0; sizes: 6G, 512M"
 )
-WIDEST, COLUMN = 120, 32  # of a line, and where the help of a flag begins
+WIDEST = 120  # A line has so many letters at most.
+COLUMN = 32  # The help of a flag begins here.
 
 
 def versions() -> str:
     """This program's version, and those of what it stands on."""
-    found = {}
+    words = [f"Python {platform.python_version()}"]
     for name in ("torch", "tokenizers", "pyarrow", "accelerate"):
         try:
-            found[name] = metadata.version(name)
+            words.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            found[name] = "missing"
-    return f"FrugalT5 {VERSION} (Python {platform.python_version()}, {', '.join(map(' '.join, found.items()))})"
+            words.append(f"{name} missing")
+    return f"FrugalT5 {VERSION} ({', '.join(words)})"
 
 
 def general_help() -> str:
@@ -140,11 +141,9 @@ def command_help(name: str, everything: bool = False) -> str:
         return join("\n", [*head, "", *_all_flags(name)])
     lines = head
     for task, flags in short.items():
-        lines += [
-            "",
-            say("{heading}:", heading=say(task)),
-            *(line for flag in flags for line in _told(name, flag, is_short=True)),
-        ]
+        lines += ["", say("{heading}:", heading=say(task))]
+        for flag in flags:
+            lines += _flag_lines(name, flag, is_short=True)
     more = len(flags_of(name)) - len(unlisted(name)) + 3 - sum(map(len, short.values()))
     lines += ["", *_folded(say("{command} --help=all shows {more} more", command=f"{program()} {name}", more=more))]
     if unlisted(name):
@@ -154,19 +153,20 @@ def command_help(name: str, everything: bool = False) -> str:
 
 def _all_flags(name: str) -> list[str]:
     presets = ("preset", "model_preset") if "vocab_size" in flags_of(name) else ()
-    lines = [line for flag in ("config", *presets) for line in _told(name, flag)]
-    group, hidden = "", unlisted(name)
-    for flag, (its_group, _) in flags_of(name).items():
-        if flag not in hidden:
-            if its_group != group:
-                about = (getattr(GROUPS[its_group], "__doc__", "") or "").splitlines()[0]
-                lines += ["", *_folded(say(about))]
-            group = its_group
-            lines += _told(name, flag)
+    lines = [line for flag in ("config", *presets) for line in _flag_lines(name, flag)]
+    last_group = ""
+    for flag, (group, _) in flags_of(name).items():
+        if flag in unlisted(name):
+            continue
+        if group != last_group:
+            about = (getattr(GROUPS[group], "__doc__", "") or "").splitlines()[0]
+            lines += ["", *_folded(say(about))]
+        last_group = group
+        lines += _flag_lines(name, flag)
     return lines
 
 
-def _told(command: str, flag: str, is_short: bool = False) -> list[str]:
+def _flag_lines(command: str, flag: str, is_short: bool = False) -> list[str]:
     """Default, help and, unless it is short, allowed values of a flag."""
     none = say("none; without train_file: sample") if command == "train" else "none"
     own: dict[str, tuple[str, str, str]] = {
@@ -186,16 +186,16 @@ def _told(command: str, flag: str, is_short: bool = False) -> list[str]:
             default = say("{value}, {place}", value=default, place=edit.place)
         elif (derived := member.metadata["derived"]) is not None:
             default = say("{value}; {derived}", value=default, derived=say(derived.text))
-        text, values = member.metadata["help"], allowed(member.metadata)
+        text = member.metadata["help"]
+        values = allowed(member.metadata)
         needs = " ".join(f"--{need}" for need in member.metadata["needs"])
     if is_short:
-        told = say("  --{flag}  {help} ({default})", flag=f"{flag:26}", help=say(text), default=default)
-        return _folded(told, COLUMN)
-    return [
-        say("  --{flag}  (default {default})", flag=flag, default=default),
-        *_folded(say("      {help} [{values}]", help=say(text), values=values), 6),
-        *([say("      needs {needs}", needs=needs)] if needs else []),
-    ]
+        return _folded(
+            say("  --{flag}  {help} ({default})", flag=f"{flag:26}", help=say(text), default=default), COLUMN
+        )
+    lines: list[str] = [say("  --{flag}  (default {default})", flag=flag, default=default)]
+    lines += _folded(say("      {help} [{values}]", help=say(text), values=values), 6)
+    return [*lines, say("      needs {needs}", needs=needs)] if needs else lines
 
 
 def _folded(text: str, indent: int = 0) -> list[str]:

@@ -51,26 +51,23 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     """
     if command not in COMMANDS:
         raise UserError(_not_a_command(str(command)))
-    taken = {name: frozenset(flags_of(name)) for name in COMMANDS}
-    defaults = Config().as_dict()
-    given = layered(command, flags or {}, defaults, settings_by_name(), taken, user_edits())
-    values = {**defaults, **given.values}
-    values |= _derived(values, given.origins, command)
-    problems = given.problems
+    command_settings = {name: frozenset(flags_of(name)) for name in COMMANDS}
+    layers = layered(command, flags or {}, Config().as_dict(), settings_by_name(), command_settings, user_edits())
+    problems = layers.problems
     config = Config(
-        **groups_of(values),
-        model_preset=given.model_preset,
-        origins=tuple(given.origins.items()),
-        is_record=given.is_record,
+        **groups_of(layers.values | _derived(layers.values, layers.origins, command)),
+        model_preset=layers.model_preset,
+        origins=tuple(layers.origins.items()),
+        is_record=layers.is_record,
     )
-    # flags of a run that goes on stand over its saved settings, which are not read yet: `resumed_config` names their
-    # file
+    # Flags of a run that goes on stand over its saved settings, which are not read yet: `resumed_config` names their
+    # file.
     if not problems and ("config" in (flags or {}) or config.train.is_keep_training is not True):
-        edits = _acting_edits(given.origins)
+        edits = _acting_edits(layers.origins)
         wrong = [*check(config, command), *without_effect(config, _decided(command))]
         problems += [_placed(problem, edits) for problem in wrong]
     refuse(problems)
-    return dataclasses.replace(config, reads=set())  # What the checks have read is not in use yet.
+    return dataclasses.replace(config, reads=set())  # The checks alone have read something.
 
 
 def _derived(values: Mapping[str, Any], origins: Mapping[str, str], command: str) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import re
 
 from common.language import Message, say
 
-LONGEST_NAME, LONGEST_NAME_BYTES = 120, 200
-SHOWN_NAME = 80  # letters of a name that is too long
+LONGEST_NAME = 120
+LONGEST_NAME_BYTES = 200
+SHOWN_NAME = 80  # A message shows so many letters of a name.
 _NAME = re.compile(r"[^\W.][\w.+=@ -]*")
 
 

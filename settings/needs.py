@@ -7,10 +7,8 @@ from collections.abc import Collection
 from common.language import Message, join, say
 from settings.declared import Config, Noting, flags_of, settings_by_name
 from settings.fields import AUTO, Need, show
-from settings.precedence import ORIGINS
+from settings.precedence import strength
 from settings.tasks import default_objective
-
-STRENGTH = (None, *ORIGINS)
 
 
 def without_effect(config: Config, decided: Collection[str], objective: str = "") -> list[Message]:
@@ -35,7 +33,7 @@ def without_effect(config: Config, decided: Collection[str], objective: str = ""
     for name in filter(config.is_chosen, settings):
         _, member = settings[name]
         for need in member.metadata["needs"]:
-            is_weaker = STRENGTH.index(origins[name]) < STRENGTH.index(origins[need.name])
+            is_weaker = strength(origins[name]) < strength(origins[need.name])
             default = settings[need.name][1].default
             if need.name in decided and not is_weaker and not need.allows(values[need.name], default):
                 problems.append(_sentence(name, show(member, values[name]), need, values[need.name]))

@@ -32,12 +32,12 @@ GIVES_WAY = {
 # Where the value of a setting can be from, the weakest first. The presets that nobody names are `tiny` and `sample`.
 ORIGINS = ("unnamed preset", "saved model", "edited", "preset", "file", "flag")
 UNNAMED_PRESET, SAVED = ORIGINS[:2]
-BY_USER = ("edited", "file", "flag")  # origins of what the user chose
+BY_USER = ("edited", "file", "flag")  # The user chose what comes from there.
 Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
 
 
 class Layered(NamedTuple):
-    """Values that are not the defaults, from which layer each came, and what is wrong.
+    """All settings, from which layer each came that is not the default, and what is wrong.
 
     Args:
         is_record: whether the file is what a run has saved, which names all settings, chosen or not.
@@ -48,6 +48,13 @@ class Layered(NamedTuple):
     origins: dict[str, str]
     problems: list[str]
     is_record: bool
+
+
+class Layer(NamedTuple):
+    """Raw values by flat name, and where they are from: one of `ORIGINS`."""
+
+    origin: str
+    values: dict[str, Any]
 
 
 @cache
@@ -67,14 +74,14 @@ def layered(
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any],
     settings: Settings,
-    taken: Mapping[str, Collection[str]],
+    command_settings: Mapping[str, Collection[str]],
     edits: Edits,
 ) -> Layered:
     """Put presets, edited lines, file and flags over each other.
 
     Args:
         flags: name -> raw value, as typed; may hold `config` (a file, or what one says), `preset` and `model_preset`.
-        defaults: as declared. settings: all there are. taken: command -> names of the settings that it takes.
+        defaults: as declared. settings: all there are. command_settings: command -> names of the settings it takes.
         edits: the lines of `config.py` that the user has changed.
     """
     flags = dict(flags)
@@ -93,79 +100,53 @@ def layered(
         Layer("file", file),
         Layer("flag", flags),
     ]
-    merged = Merged(dict(defaults), {}, {})
+    values = dict(defaults)
+    origins = dict[str, str]()
     model_preset = str(defaults["model_preset"])
-    model_layer = Layer(UNNAMED_PRESET, {})
-    place = 0  # The shape of a preset that a named preset, the file or a flag names stands over edited lines.
-    for number, layer in enumerate(layers):
+    for layer in layers:
         if "model_preset" in layer.values:
             model_preset = str(layer.values.pop("model_preset"))
-            merged.origins["model_preset"] = layer.origin
-            model_layer = Layer(UNNAMED_PRESET if layer.origin == UNNAMED_PRESET else "preset", {})
-            place = 2 if number >= 2 else 0
-    if model_preset in model_presets():
-        model_layer.values.update(model_presets()[model_preset])
-    else:
+            origins["model_preset"] = layer.origin
+    if model_preset not in model_presets():
         problems.append(_unknown_preset("model_preset", model_preset, model_presets()))
-    layers.insert(place, model_layer)
-    for number, layer in enumerate(layers):
-        known = settings if layer is model_layer else taken[command]
-        values = dict[str, Any]()
+    preset_origin = origins.get("model_preset", UNNAMED_PRESET)
+    shape_origin = UNNAMED_PRESET if preset_origin == UNNAMED_PRESET else "preset"
+    shape = Layer(shape_origin, dict(model_presets().get(model_preset, {})))
+    # The shape of a preset that a named preset, the file or a flag names stands over edited lines.
+    layers.insert(2 if preset_origin in ("preset", "file", "flag") else 0, shape)
+    for layer in layers:
+        are_alike = values["num_layers"] == values["num_decoder_layers"]
         for name, value in layer.values.items():
-            if name in known:
-                values[name] = value
-            elif layer.origin == "flag" or name not in settings:  # A file may serve several commands.
-                problems.append(_no_such(name, value, layer.origin, command, taken))
-        merged.put(Layer(layer.origin, values), number, settings, edits, problems)
-    for name, others in GIVES_WAY.items():
-        is_of_preset = merged.origins.get(name) in (UNNAMED_PRESET, "preset")
-        if is_of_preset and all(merged.levels.get(other, -1) > merged.levels[name] for other in others):
-            del merged.origins[name]
-            del merged.levels[name]
-    values = {name: merged.values[name] for name in merged.levels}
-    return Layered(values, model_preset, merged.origins, problems, is_record)
-
-
-class Layer(NamedTuple):
-    """Raw values by flat name, and where they are from: one of `ORIGINS`."""
-
-    origin: str
-    values: dict[str, Any]
-
-
-class Merged(NamedTuple):
-    """The layers put so far over each other.
-
-    Args:
-        values: of all settings. origins: of the layer that each value is from. levels: its number.
-    """
-
-    values: dict[str, Any]
-    origins: dict[str, str]
-    levels: dict[str, int]
-
-    def put(self, layer: Layer, number: int, settings: Settings, edits: Edits, problems: list[str]) -> None:
-        """Put a layer over these; what is no value of its setting is one of the problems."""
-        are_alike = self.values["num_layers"] == self.values["num_decoder_layers"]
-        for name, value in layer.values.items():
-            if isinstance(value, (Mapping, list, tuple, set)):
+            is_taken = layer is shape or name in command_settings[command]
+            if not is_taken and (layer.origin == "flag" or name not in settings):  # A file may serve several commands.
+                problems.append(_no_such(name, value, layer.origin, command, command_settings))
+            elif is_taken and isinstance(value, (Mapping, list, tuple, set)):
                 # Its text may be of any length: YAML can name one part many times.
                 problems.append(say("--{name}, is a table; a setting takes one value", name=name))
-                continue
-            try:
-                self.values[name] = parse(settings[name][1], value)
-            except ValueError as error:
-                if layer.origin == "edited":
-                    problems.append(edits.by_name[name].problem(error.args[0]))
-                else:
-                    problems.append(say("--{name} = {value}, {problem}", name=name, value=value, problem=error.args[0]))
-                continue
-            self.origins[name] = layer.origin
-            self.levels[name] = number
+            elif is_taken:
+                try:
+                    values[name] = parse(settings[name][1], value)
+                    origins[name] = layer.origin
+                except ValueError as error:
+                    if layer.origin == "edited":
+                        problems.append(edits.by_name[name].problem(error.args[0]))
+                    else:
+                        text = "--{name} = {value}, {problem}"
+                        problems.append(say(text, name=name, value=value, problem=error.args[0]))
         if are_alike and "num_layers" in layer.values and "num_decoder_layers" not in layer.values:
             # Named alone, it means both stacks, as in transformers' T5Config; ByT5's differ, and its decoder stays.
-            self.values["num_decoder_layers"] = self.values["num_layers"]
-            self.levels["num_decoder_layers"] = number
+            values["num_decoder_layers"] = values["num_layers"]
+    for name, substitutes in GIVES_WAY.items():
+        is_of_preset = origins.get(name) in (UNNAMED_PRESET, "preset")
+        if is_of_preset and all(strength(origins.get(other)) > strength(origins[name]) for other in substitutes):
+            values[name] = defaults[name]
+            del origins[name]
+    return Layered(values, model_preset, origins, problems, is_record)
+
+
+def strength(origin: str | None) -> int:
+    """The higher, the more other layers a value from there stands over; None: the default."""
+    return 0 if origin is None else 1 + ORIGINS.index(origin)
 
 
 def _file(config: Any, groups: Collection[str], problems: list[str]) -> dict[str, Any]:
@@ -190,29 +171,30 @@ def _preset(name: Any, groups: Collection[str], problems: list[str]) -> dict[str
     return read_settings_file(PRESETS_DIR / f"{name}.yaml", groups)
 
 
-def _unknown_preset(setting: str, name: Any, known: Collection[str]) -> str:
-    told = "--{name} = {value}, {problem}"
-    return say(told, name=setting, value=name, problem=not_known(str(name), known))
+def _unknown_preset(setting: str, name: Any, presets: Collection[str]) -> str:
+    return say("--{name} = {value}, {problem}", name=setting, value=name, problem=not_known(str(name), presets))
 
 
-def _no_such(name: str, value: Any, origin: str, command: str, taken: Mapping[str, Collection[str]]) -> str:
+def _no_such(name: str, value: Any, origin: str, command: str, command_settings: Mapping[str, Collection[str]]) -> str:
     """What is said of a name that is no setting of a command: what the user most likely meant."""
-    known = {*taken[command], "config", "preset", "model_preset"}
-    others = [other for other, names in taken.items() if name in names]
-    longer = sorted(flag for flag in known if "_" in name and flag.startswith(f"{name}_"))
-    meant = alias(f"{command}.{name}", value, known) or alias(name, value, known)
-    if others and meant:
-        hint: str = say(" of {command}; {advice}", command=command, advice=meant)
-    elif others and not longer:
-        hint = say(" for {command}, only for {others}", command=command, others=join(", ", others))
-    elif others:  # a longer name is meant, whatever other commands call by the shorter one
+    allowed = {*command_settings[command], "config", "preset", "model_preset"}
+    commands = [other for other, names in command_settings.items() if name in names]
+    longer = sorted(flag for flag in allowed if "_" in name and flag.startswith(f"{name}_"))
+    advice = alias(f"{command}.{name}", value, allowed) or alias(name, value, allowed)
+    hint: str
+    if commands and advice:
+        hint = say(" of {command}; {advice}", command=command, advice=advice)
+    elif commands and longer:  # A longer name is meant, whatever other commands call by the shorter one.
         hint = say("; did you mean --{near}?", near=longer[0])
-    elif meant:
-        hint = say("; {advice}", advice=meant)
+    elif commands:
+        hint = say(" for {command}, only for {others}", command=command, others=join(", ", commands))
+    elif advice:
+        hint = say("; {advice}", advice=advice)
     else:
-        hint = nearest(name, sorted(known), "; did you mean --{near}?") or say("; see --help for the flags that exist")
-    told = "--{name}: no such flag{hint}" if origin == "flag" else "--{name}: no such setting{hint}"
-    return say(told, name=name, hint=hint)
+        hint = nearest(name, sorted(allowed), "; did you mean --{near}?")
+        hint = hint or say("; see --help for the flags that exist")
+    text = "--{name}: no such flag{hint}" if origin == "flag" else "--{name}: no such setting{hint}"
+    return say(text, name=name, hint=hint)
 
 
 @cache
@@ -221,23 +203,24 @@ def aliases() -> dict[str, Any]:
     return read_settings_file(ALIASES_FILE)
 
 
-def alias(name: str, value: object, known: Collection[str]) -> str:
+def alias(name: str, value: object, allowed: Collection[str]) -> str:
     """What to write for a flag of another program; empty where it is not known, or the command has no such setting.
 
     Args:
-        value: as it was typed. known: the settings of the command.
+        value: as it was typed. allowed: the settings of the command.
     """
-    meant: str | list[str] | dict[str, str] = aliases().get(name, "")
-    typed = str(value) if isinstance(value, (str, int, float)) else ""  # a table may be of any length
-    if isinstance(meant, dict):
+    entry: str | list[str] | dict[str, str] = aliases().get(name, "")
+    typed = str(value) if isinstance(value, (str, int, float)) else ""  # A table may be of any length.
+    if isinstance(entry, dict):
         word = typed.lower()
-        meant = meant.get("true" if word in (*TRUE_WORDS, "") else word) or meant["else"]
-    if isinstance(meant, str) and " " in meant:
-        if not all(flag in known for flag in re.findall(r"--(\w+)", meant)):
+        entry = entry.get("true" if word in (*TRUE_WORDS, "") else word) or entry["else"]
+    if isinstance(entry, str) and " " in entry:
+        if not all(flag in allowed for flag in re.findall(r"--(\w+)", entry)):
             return ""
-        verb, _, flags = meant.partition(" ")
+        verb, _, flags = entry.partition(" ")
         if verb == "write" and " " not in flags:
             return say("write {flags}", flags=flags.format(value=typed))
-        return say(meant)
-    ours = next((setting for setting in (meant if isinstance(meant, list) else [meant]) if setting in known), "")
-    return say("here it is --{flag}={value}", flag=ours, value=typed or "VALUE") if ours else ""
+        return say(entry)
+    names = entry if isinstance(entry, list) else [entry]
+    setting = next((name for name in names if name in allowed), "")
+    return say("here it is --{flag}={value}", flag=setting, value=typed or "VALUE") if setting else ""

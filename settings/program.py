@@ -21,12 +21,14 @@ from types import ModuleType
 from common.language import say
 from settings.errors import UserError
 
-ROOT, VENV, FILE = Path(__file__).resolve().parent.parent, ".venv", "train_low_mem.py"
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ".venv"
+FILE = "train_low_mem.py"
 IN_VENV = Path(VENV, "Scripts", "python.exe") if os.name == "nt" else Path(VENV, "bin", "python")
 PACKAGE = "frugalt5"
-PREFIX = __name__.removesuffix("settings.program")  # "frugalt5." in the package, nothing in a checkout
+PREFIX = __name__.removesuffix("settings.program")  # It is "frugalt5." in the package, and empty in a checkout.
 IS_INSTALLED = PREFIX != ""
-SCRIPT = f"-m {PACKAGE}" if IS_INSTALLED else FILE  # as torchrun and accelerate launch take it
+SCRIPT = f"-m {PACKAGE}" if IS_INSTALLED else FILE  # These words follow torchrun and accelerate launch.
 NAME = PACKAGE if IS_INSTALLED else FILE
 
 
@@ -63,9 +65,9 @@ def python() -> str:
         return "python"
     if _is_here(Path(VENV), sys.prefix):
         return str(IN_VENV)
-    if sys.prefix == sys.base_prefix:  # no environment, whose Python is a link to that of the system
+    if sys.prefix == sys.base_prefix:  # The Python of an environment is a link to that of the system.
         for word in ("python", "python3"):
-            if (found := shutil.which(word)) and _is_here(Path(found), sys.executable):
+            if _is_here(Path(shutil.which(word) or ""), sys.executable):
                 return word
     return shlex.quote(sys.executable or "python")
 
@@ -95,21 +97,19 @@ def missing(error: ModuleNotFoundError, arguments: Sequence[str]) -> str:
     is_own = package == PACKAGE or (ROOT / package).is_dir() or (ROOT / f"{package}.py").is_file()
     if not package or is_own:
         return ""
-    other = ROOT / IN_VENV
     facts = {"package": package, "python": sys.executable}
     if IS_INSTALLED:
-        told = "{package}, is not installed for {python}; install it: {python} -m pip install {package}"
-        return say(told, **facts)
-    if other.is_file() and Path(sys.prefix) != ROOT / VENV:
-        is_here = Path.cwd() == ROOT
-        words = [str(IN_VENV if is_here else other), FILE if is_here else str(ROOT / FILE), *arguments]
-        told = "{package}, is not installed for {python}, but it is in {folder}: {command}"
-        return say(told, folder=other.parent.parent, command=shlex.join(words), **facts)
-    told = (
+        return say("{package}, is not installed for {python}; install it: {python} -m pip install {package}", **facts)
+    if (ROOT / IN_VENV).is_file() and Path(sys.prefix) != ROOT / VENV:
+        folder = Path() if Path.cwd() == ROOT else ROOT
+        command = shlex.join([str(folder / IN_VENV), str(folder / FILE), *arguments])
+        text = "{package}, is not installed for {python}, but it is in {folder}: {command}"
+        return say(text, folder=ROOT / VENV, command=command, **facts)
+    text = (
         "{package}, is not installed for {python}; `make train` installs everything into .venv, or run {python} "
         "-m pip install -r requirements.txt -c constraints.txt"
     )
-    return say(told, **facts)
+    return say(text, **facts)
 
 
 def needs(package: str, setting: str, *, module: str = "") -> ModuleType:
@@ -123,11 +123,13 @@ def needs(package: str, setting: str, *, module: str = "") -> ModuleType:
     try:
         return import_module(module or package)
     except ImportError as error:
-        told = "{setting}, needs the package {package}, which does not load here ({reason}); run: {install}"
+        text = "{setting}, needs the package {package}, which does not load here ({reason}); run: {install}"
         if isinstance(error, ModuleNotFoundError) and error.name == (module or package).partition(".")[0]:
-            told = "{setting}, needs the package {package}, which is not installed; run: {install}"
-        reason, install = (
-            " ".join(str(error).split())[:200],
-            f"{python()} -m pip install {package}",
-        )
-        raise UserError(say(told, setting=setting, package=package, reason=reason, install=install)) from None
+            text = "{setting}, needs the package {package}, which is not installed; run: {install}"
+        raise UserError(
+            text,
+            setting=setting,
+            package=package,
+            reason=" ".join(str(error).split())[:200],
+            install=f"{python()} -m pip install {package}",
+        ) from None

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 from common.language import say
 from settings.tasks import MODEL_HEADS
 
-USED, IDLE, REFUSED = "used", "no effect here", "refused"
-CONFIG, GENERATION, TOKENIZER, SPECIAL = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-)
+USED = "used"
+IDLE = "no effect here"
+REFUSED = "refused"
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer_config.json"
+SPECIAL = "special_tokens_map.json"
 HEADS_OF_ROWS = [name for name, head in MODEL_HEADS.items() if head.has_labels and head.pools_rows]
-_SHOWN_LENGTH = 60  # characters of a value in a message
+_SHOWN_LENGTH = 60  # A message shows so many characters of a value.
 
 
 def _draws(content: Mapping[str, Any]) -> bool:
@@ -66,7 +66,7 @@ def _keys(*rows: tuple[str, Key]) -> dict[str, Key]:
 
 _REPORTS = Key(IDLE, "what a call gives back in Python")
 _IDS = Key(USED, "id of that token; the tokenizer must have the same")
-# of generation; config.json may hold them too, and counts where there is no generation_config.json
+# config.json may hold these too, and counts where there is no generation_config.json.
 GENERATION_KEYS = _keys(
     ("max_new_tokens", Key(USED, "longest answer; overrides max_length")),
     ("max_length", Key(USED, "the same with the start token counted")),

@@ -46,7 +46,7 @@ NO_ADAPTERS = Adapted()
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockEstimate:
     """A block of one stack at one micro-batch.
 
     Args:
@@ -129,7 +129,7 @@ class Block:
         stream = own * self.model.d_model * self.stream
         normed = own * self._d
         attention = normed + 3 * own * self._inner + self._attention(is_across=False, is_backward=False)
-        inner = 3 if is_gated(self.model) else 1 + self.dropout if self._is_in_place else 2
+        inner = 1 + self.dropout if self._is_in_place else 2 + is_gated(self.model)
         feed_forward = 2 * stream + normed + inner * own * self._ff
         if self.dropout and not self.kernels:
             feed_forward += own * self.model.d_ff
@@ -155,9 +155,8 @@ class Block:
             feed_forward += stream
         freed = sum(self._saved_by_feed_forward(own)) - weight_gradients
         attention = 2 * stream + own * self._inner
-        if (
-            not self.kernels
-        ):  # What the norm of feed-forward read is free, too; plain products do not read what attention gave.
+        if not self.kernels:
+            # What the norm of feed-forward read is free, too; plain products do not read what attention gave.
             freed += stream + own * self._inner * (not self.is_fused)
         if not self._is_decoder:
             return max(feed_forward, attention + self._attention(is_across=False, is_backward=True) - freed)
@@ -279,7 +278,9 @@ class Block:
                 of_score += self.e
             highest = max(highest, working + heads * block * keys * (rows * of_score + of_bias))
             largest_tile = max(largest_tile, of_tile)
-        result = (own + 2 * (source if is_across else own) if is_backward else own) * self._inner
+        if is_backward:
+            own += 2 * (source if is_across else own)
+        result = own * self._inner
         if count > 1:  # There is room for the results of all tiles before the first.
             highest = result + max(highest, largest_tile)
         elif is_backward and self.scores:  # The scores are gone when gradients are copied to lie beside each other.

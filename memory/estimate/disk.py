@@ -147,7 +147,7 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
     """
     problems = list[str]()
     free = free_bytes(output_dir)
-    place = say("--output_dir = {folder}, has {size} free", folder=output_dir, size=format_size(free))
+    folder_state = say("--output_dir = {folder}, has {size} free", folder=output_dir, size=format_size(free))
     if free < need.least_bytes:
         size = format_size(need.checkpoint_bytes)
         if need.least_bytes > need.checkpoint_bytes:
@@ -155,7 +155,7 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
         problems.append(
             say(
                 "{place}, but one checkpoint takes {size}; free some space or choose another --output_dir",
-                place=place,
+                place=folder_state,
                 size=size,
             )
         )
@@ -174,7 +174,7 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
     note = say(
         "{place}, but the run will write {need} and fail at a save unless space is freed; lower "
         "--keep_latest_n_ckp or choose another --output_dir",
-        place=place,
+        place=folder_state,
         need=need.describe(),
     )
     return [], [note]

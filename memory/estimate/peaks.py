@@ -10,7 +10,6 @@ Shapes: N source and M target tokens of a micro-batch, D d_model, F d_ff, V voca
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,7 +27,7 @@ from devices.sizes import (
     loss_chunk_tokens,
     update_elements,
 )
-from memory.estimate.blocks import NO_ADAPTERS, Block, dense_tokens
+from memory.estimate.blocks import NO_ADAPTERS, BlockEstimate, dense_tokens
 from memory.estimate.precision import FLOAT16, FLOAT32, INT4, INT8, QUANTIZED, dtype_bytes
 from memory.estimate.shapes import MicroBatchRows, Shapes, Tokens
 from memory.estimate.weight_offload import mapped_bytes, resident_bytes, slots_bytes
@@ -44,6 +43,7 @@ STEP_PHASES = ("loss", "decoder backward", "encoder backward", "block update", "
 CLEANED_BEFORE = ("evaluation", "samples")
 LOAD_BYTES = 8 * DRAWN_ELEMENTS  # Buffers while weights are filled: what is drawn, and what it is scaled to.
 ID_BYTES = 8
+ROW_COPIES = 3  # Token ids are read, laid out for the model, and given once more as labels.
 ROW_BYTES = 400  # Python's objects of a row while it is read, its lengths and key.
 ROUNDING_BYTES = 21  # Random bits of rounding to bf16, for each element of an update.
 # What malloc holds beyond the tensors in use. "small" maps nearly every tensor by itself, and rounds up. With the
@@ -69,7 +69,7 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
         slack = step.allocator_slack(phase, sum(parts.values()), highest)
         phases[phase] = {**fixed, **parts, "allocator slack": slack}
         if phase in STEP_PHASES:
-            phases[phase][STEP_ROWS] = _row_bytes(work, choice, machine)
+            phases[phase][STEP_ROWS] = _row_bytes(work, machine)
         if machine.correction != 1.0:
             phases[phase][CORRECTION] = int((machine.correction - 1.0) * changeable(phases[phase]))
     return phases
@@ -98,35 +98,32 @@ def _fixed(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
         fp32_weights += 4 * (trained.adapters + token_rows)
     keeps_compiled_products = machine.base_bytes and choice.compute == "bfloat16" and not machine.widens_whole
     compiler = COMPILER_BYTES if choice.compiled and machine.base_bytes else 0
-    fixed = {
+    return {
         "base": machine.base_bytes,
         "weights": resident_bytes(work, choice) - mapped_bytes(work, choice, machine) + fp32_weights,
         "weights at work": slots_bytes(work, choice, machine),
         "optimizer state": state_bytes(work),
         "libraries": machine.libraries_bytes + (COMPILED_BYTES if keeps_compiled_products else 0) + compiler,
     }
-    return {name: size for name, size in fixed.items() if size or name != "weights at work"}
 
 
-def _row_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
-    """The rows of a step, padded in the batches in which they are read, and those of a pass laid end to end."""
+def _row_bytes(work: Workload, machine: Machine) -> int:
+    """The rows of a step as they are read, laid out for the model, and with their labels, each as the longest."""
     if not machine.base_bytes:
         return 0  # The host's memory does not count where the device has its own.
-    rows = choice.batch_size_per_gpu
-    together = tokens_together(work, choice, machine)
-    ids = work.step_shapes.padded_tokens(rows) + together.source + 2 * together.target  # Read, and to be written.
-    return ID_BYTES * ids + ROW_BYTES * work.rows
+    longest = work.step_shapes.longest_row
+    return work.rows * (ROW_BYTES + ID_BYTES * ROW_COPIES * (longest.source + longest.target))
 
 
 def block_of(
     work: Workload, choice: ExecutionPlan, machine: Machine, stack: Stack, *, is_evaluation: bool = False
-) -> Block:
+) -> BlockEstimate:
     """A block at the largest micro-batch of a step, or of an evaluation."""
     shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
     rows = choice.eval_batch_size_per_gpu if is_evaluation else choice.batch_size_per_gpu
     e = dtype_bytes(choice.compute)
     drops = work.dropout and not is_evaluation
-    return Block(
+    return BlockEstimate(
         model=work.model,
         stack=stack,
         e=e,
@@ -193,12 +190,12 @@ class StepEstimate:
         self._machine = machine
         self._blocks = {stack: block_of(work, choice, machine, stack) for stack in stacks_of(model)}
         self._last_stack: Stack = DECODER if model.num_decoder_layers else ENCODER
-        self._tokens = self._blocks[ENCODER].tokens  # Of the largest micro-batch.
+        self._tokens = self._blocks[ENCODER].tokens  # The largest micro-batch decides.
         self._is_compiled = attends_compiled(work, choice)
         self._labels = self._tokens.target
         if not self._is_compiled:  # The loss looks at no padding.
             self._labels = padded_size(work.step_shapes.largest_micro_batch(choice.batch_size_per_gpu).target)
-        # Of all micro-batches that pass through a block together.
+        # All micro-batches of a pass go through a block together.
         self._together = tokens_together(work, choice, machine)
         saved_decoder = min(choice.saved_blocks, model.num_decoder_layers)
         self._saved_blocks: dict[Stack, int] = {DECODER: saved_decoder, ENCODER: choice.saved_blocks - saved_decoder}
@@ -214,11 +211,10 @@ class StepEstimate:
         phases = {"loss": self._loss()}
         # Gradients that are held grow as activations go: the most is there at the first block of a stack or at the
         # last.
-        if model.num_decoder_layers:
-            ends = [self._decoder_backward(complete) for complete in (0, model.num_decoder_layers - 1)]
-            phases["decoder backward"] = max(ends, key=lambda parts: sum(parts.values()))
-        ends = [self._encoder_backward(complete) for complete in (0, model.num_layers - 1)]
-        phases["encoder backward"] = max(ends, key=lambda parts: sum(parts.values()))
+        backward = {DECODER: self._decoder_backward, ENCODER: self._encoder_backward}
+        for stack, depth in reversed(stacks_of(model).items()):
+            ends = [backward[stack](complete) for complete in (0, depth - 1)]
+            phases[f"{stack} backward"] = max(ends, key=lambda parts: sum(parts.values()))
         phases["block update"] = self._block_update()
         phases["last update"] = self._last_update()
         return phases
@@ -268,14 +264,14 @@ class StepEstimate:
         """Inside an encoder block, after the backward of `complete` later ones."""
         model = self._work.model
         learns = self._work.learns
-        of_decoder = model.num_decoder_layers * learns[DECODER] if model.num_decoder_layers else 0
+        of_decoder = model.num_decoder_layers * learns[DECODER]
         return {
             **self._backward(ENCODER, complete, of_decoder + complete * learns[ENCODER]),
             "checkpointed activations": self._checkpointed(model.num_layers + 1 - complete, 0),
             "saved blocks": self._saved(max(0, self._saved_blocks[ENCODER] - complete), 0),
         }
 
-    def _backward(self, stack: Stack, complete: int, held: int) -> Parts:
+    def _backward(self, stack: Stack, complete: int, complete_weights: int) -> Parts:
         """A block at work, its weights in the compute dtype, and the gradients of weights.
 
         Args:
@@ -293,7 +289,7 @@ class StepEstimate:
             e = dtype_bytes(self._choice.compute)
             if self._narrow_bytes() < e:  # The input waited in a narrower dtype.
                 size += own * self._work.model.d_model * e
-        gradients = self._gradients(0 if self._is_alone else learns, held)
+        gradients = self._gradients(0 if self._is_alone else learns, complete_weights)
         if stack == self._last_stack and self._work.model.num_labels and not self._has_all_gradients:
             gradients -= self._work.learns["embedding"] * self._gradient_bytes  # Opened after the blocks of this stack.
         return {
@@ -308,15 +304,15 @@ class StepEstimate:
         """The update of the last block of the last stack, in chunks of rows."""
         model = self._work.model
         learns = self._work.learns[self._last_stack]
-        left = dict(self._saved_blocks)
-        left[self._last_stack] = max(0, left[self._last_stack] - 1)
+        saved_blocks = dict(self._saved_blocks)
+        saved_blocks[self._last_stack] = max(0, saved_blocks[self._last_stack] - 1)
         activations = self._checkpointed(model.num_layers, 0)
         if model.num_decoder_layers:
             activations = self._checkpointed(model.num_layers + 3, model.num_decoder_layers)
         return {
             "gradients": self._gradients(learns),
             "checkpointed activations": activations,
-            "saved blocks": self._saved(left[ENCODER], left[DECODER]),
+            "saved blocks": self._saved(saved_blocks[ENCODER], saved_blocks[DECODER]),
             "one update": self._one_update(),
         }
 
@@ -338,20 +334,10 @@ class StepEstimate:
         learns = self._work.learns
         is_held = self._has_all_gradients or self._choice.hold_gradients
         if is_held and self._updates_together:
-            table = min(learns["total"], max(table, self._largest_form()))
+            table = learns["total"]
         update = self._update_bytes(min(self._most_updated, table))
         of_blocks = learns["total"] - learns["embedding"] - learns["head"]
         return {"gradients": self._gradients(0, of_blocks), "one update": update}
-
-    def _largest_form(self) -> int:
-        """Weights of all matrices of blocks that have the shape of which there are most: they are updated together."""
-        model = self._work.model
-        layers = {ENCODER: model.num_layers, DECODER: model.num_decoder_layers}
-        weights = Counter[tuple[int, ...]]()
-        for stack in stacks_of(model):
-            for shape in self._work.block_matrices[stack]:
-                weights[tuple(shape)] += layers[stack] * math.prod(shape)
-        return max(weights.values())
 
     # --- Parts of several phases
 
@@ -381,7 +367,7 @@ class StepEstimate:
         narrow += min(max(0, decoder - 1), decoder_inputs) * self._together.target
         return self._stream_bytes() * (tokens - narrow) + model.d_model * self._narrow_bytes() * narrow
 
-    def _gradients(self, block: int, held: int = 0) -> int:
+    def _gradients(self, block: int, complete_weights: int = 0) -> int:
         """Gradients of weights: of everything, or of head and embedding, of the block under way, and of those that are
         held.
         """
@@ -389,9 +375,9 @@ class StepEstimate:
         if self._has_all_gradients:
             return learns["total"] * self._gradient_bytes
         if not self._choice.hold_gradients:
-            held = 0
-        waiting = 2 if self._machine.num_processes > 1 else 1  # With several processes one more is on its way.
-        return (learns["embedding"] + learns["head"] + block * waiting + held) * self._gradient_bytes
+            complete_weights = 0
+        waiting = 2 if self._machine.num_processes > 1 else 1  # Between several processes one more is on its way.
+        return (learns["embedding"] + learns["head"] + block * waiting + complete_weights) * self._gradient_bytes
 
     @property
     def _updates_together(self) -> bool:
@@ -457,14 +443,9 @@ class StepEstimate:
         e = dtype_bytes(self._choice.compute)
         matrices = (math.prod(shape) * e for shape in self._work.block_matrices[stack])
         small = sum(size for size in matrices if size < HEAP_BELOW)
-        cast = 0
-        if self._choice.storage in QUANTIZED:
-            cast = _block_in_compute_dtype(self._work, self._choice, self._machine, stack, self._tokens)
-            cast = cast if cast < HEAP_BELOW else 0
-        elif self._choice.storage != self._choice.compute:
-            cast = small
+        casts = min(small, _block_in_compute_dtype(self._work, self._choice, self._machine, stack, self._tokens))
         tile = max(each.tile() for each in self._blocks.values())
-        return graph + tile + min(small, self._work.learns[stack] * e) + cast
+        return graph + tile + min(small, self._work.learns[stack] * e) + casts
 
 
 def _widens_in_pieces(choice: ExecutionPlan, machine: Machine) -> bool:
@@ -535,15 +516,12 @@ def _label_head(work: Workload, choice: ExecutionPlan, tokens: Tokens, has_gradi
     """
     model = work.model
     own = tokens.target if model.num_decoder_layers else tokens.source
-    copies = int(choice.compute != FLOAT32)  # The hidden states themselves are counted as activations.
-    if has_gradient:
-        copies += 2
+    copies = int(choice.compute != FLOAT32) + 2 * has_gradient  # The hidden states are counted as activations.
     if model.pools_rows:  # Its layers see a few pooled rows.
         return 4 * own * model.d_model * copies
-    copies += 2 * model.has_dense_head
-    if has_gradient:
-        copies += work.dropout * (1 + model.has_dense_head)
-    return 4 * own * (model.d_model * copies + model.num_labels * (3 if has_gradient else 1))
+    layers = 1 + model.has_dense_head
+    copies += 2 * model.has_dense_head + has_gradient * work.dropout * layers
+    return 4 * own * (model.d_model * copies + model.num_labels * 3)
 
 
 def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
@@ -559,9 +537,8 @@ def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) ->
         sizes.append(_head_in_compute_dtype(work, choice, machine, tokens.target))
     else:
         head = _label_head(work, choice, tokens, has_gradient=False)
-    working = [block.forward() for block in blocks]
-    working[0] -= 2 * tokens.target * token  # The encoder runs before there is a target.
-    return {"one block": max(*working, head) + between, "weights in compute dtype": max(sizes)}
+    working = max(block.forward() for block in blocks)
+    return {"one block": max(working, head) + between, "weights in compute dtype": max(sizes)}
 
 
 def _samples(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:

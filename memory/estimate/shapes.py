@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.sizes import LEAST_FILLED, LENGTH_MULTIPLE, filled_tokens
+from devices.sizes import LEAST_FILLED, filled_tokens
 
 RowLengths = tuple[int, int]  # Encoder and decoder tokens.
 MicroBatchRows = tuple[RowLengths, ...]
@@ -135,19 +135,6 @@ class Shapes:
             tokens.append(of_step if is_whole_step else min(most * count, of_step))
         return Tokens(*tokens)
 
-    @remembered
-    def padded_tokens(self, batch_size: int) -> int:
-        """Tokens of the largest step whose rows are as long as the longest of their micro-batch
-        (`data.batches.collate`).
-        """
-        counts = self._over_micro_batches(np.add, self.sources > 0, batch_size)
-        total = 0
-        for side in (self.sources, self.targets):
-            longest = self._over_micro_batches(np.maximum, side, batch_size)
-            padded = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
-            total += self._largest((counts * padded).sum(1), padded, self.rows)
-        return total
-
     def worst_steps(self, batch_size: int, together: int = 1) -> list[list[MicroBatchRows]]:
         """The micro-batches of the step with the most tokens, of the one with the largest micro-batch, and with the
         largest pass.
@@ -176,19 +163,15 @@ class Shapes:
     # --- How rows are cut into micro-batches
 
     def _sums(self, side: NDArray[np.integer[Any]], batch_size: int) -> NDArray[np.int64]:
-        return self._over_micro_batches(np.add, side, batch_size)
-
-    def _over_micro_batches(self, join: np.ufunc, side: NDArray[Any], batch_size: int) -> NDArray[np.int64]:
-        """(S, M): the sum or maximum over the rows of each micro-batch."""
+        """(S, M): the tokens of each micro-batch."""
         if self.max_tokens is None:
             starts = np.arange(0, self.rows, batch_size)
-            return cast("NDArray[np.int64]", join.reduceat(side, starts, axis=1, dtype=np.int64))
+            return np.add.reduceat(side, starts, axis=1, dtype=np.int64)
         numbers = self._micro_batch_of_rows(batch_size)
-        result = np.zeros((len(side), int(numbers.max()) + 1), np.int64)
-        flat = (numbers + result.shape[1] * np.arange(len(side))[:, None]).ravel()
-        first_rows = np.flatnonzero(np.diff(flat, prepend=-1))
-        result.flat[flat[first_rows]] = join.reduceat(side.ravel(), first_rows, dtype=np.int64)
-        return result
+        width = int(numbers.max()) + 1
+        indices = numbers + width * np.arange(len(side))[:, None]
+        sums = np.bincount(indices.ravel(), side.ravel(), width * len(side))
+        return sums.astype(np.int64).reshape(-1, width)
 
     def _micro_batch_of_rows(self, batch_size: int) -> NDArray[np.int64]:
         """(S, R): in which micro-batch of its step each row is, where tokens bound one; as the loader cuts a step.

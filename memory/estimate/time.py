@@ -203,7 +203,7 @@ def _pace_of(machine: Machine) -> Pace:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RemainingWork:
     """What is left of a run, on one process.
 
     Args:
@@ -236,7 +236,9 @@ class Duration:
         return cls(seconds, seconds / (1 + spread), seconds * (1 + spread))
 
 
-def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: int, num_processes: int = 1) -> Schedule:
+def remaining_work(
+    config: Config, first_step: int, held_out: int, answer_tokens: int, num_processes: int = 1
+) -> RemainingWork:
     """Count what is left behind `first_step` steps.
 
     An evaluation comes before the first step of a run, at its turns and at the end, where one of the mean of the last
@@ -249,7 +251,7 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
     last = int(train.max_steps)
     samples = SAMPLE_TOKENS if train.sample_rows and config.task.writes_text else 0
     if first_step >= last:
-        return Schedule(0, 0, 0, answer_tokens=samples)
+        return RemainingWork(0, 0, 0, answer_tokens=samples)
 
     def turns(every: int) -> set[int]:
         return {*range(first_step + every - first_step % every, last + 1, every), last}
@@ -263,7 +265,7 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
     scored = 0
     if config.metrics.eval_generate_rows != AUTO:
         scored = math.ceil(min(int(config.metrics.eval_generate_rows), held_out) / num_processes)
-    return Schedule(
+    return RemainingWork(
         last - first_step,
         len(saves),
         evaluations * math.ceil(min(train.eval_rows, held_out) / num_processes),
@@ -273,7 +275,7 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
     )
 
 
-def predict_times(work: Workload, choice: ExecutionPlan, machine: Machine, schedule: Schedule) -> Duration:
+def predict_times(work: Workload, choice: ExecutionPlan, machine: Machine, schedule: RemainingWork) -> Duration:
     """Predict how long what is left of a run takes, with measured speeds where there are any."""
     pace = _pace_of(machine)
     spread = pace.spread if machine.measured else 2 * pace.spread
@@ -323,5 +325,5 @@ class Renewal:
         scatter = float(timed.std()) / math.sqrt(len(timed)) / mean if mean else 0.0
         # What lies around the steps is spread over them, and as much slower or faster as they are.
         around = self._around * (mean / self._predicted if self._predicted else 1.0)
-        left = (self._steps - RENEWED_STEPS) * (mean + around / self._steps)
-        return Duration.within(left, max(RENEWED_SPREAD, 2 * scatter))
+        remaining = (self._steps - RENEWED_STEPS) * (mean + around / self._steps)
+        return Duration.within(remaining, max(RENEWED_SPREAD, 2 * scatter))

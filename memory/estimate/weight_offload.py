@@ -59,10 +59,10 @@ def _power_of_two(size: int) -> int:
 
 def mapped_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
     """Frozen weights under adapters that a CPU reads from their file: no anonymous memory."""
-    stored, count = work.mapped
+    dtype, count = work.mapped
     if machine.device or machine.is_another or not machine.base_bytes or choice.offloaded_blocks:
         return 0  # A GPU copies them, another machine may be a Mac, and offloaded weights have a file of their own.
-    return count * dtype_bytes(stored) if stored == choice.storage else 0
+    return count * dtype_bytes(dtype) if dtype == choice.storage else 0
 
 
 def resident_bytes(work: Workload, choice: ExecutionPlan) -> int:

@@ -90,7 +90,7 @@ def adapted_by(model: T5ModelConfig, lora: LoraConfig) -> Adapted:
     return Adapted(tuple(shapes.asked_targets(model, lora.lora_targets)), lora.lora_dropout > 0)
 
 
-HEAD_ROLES = ("head", "label head", "label bias")  # Of weights.
+HEAD_ROLES = ("head", "label head", "label bias")
 BASE_BYTES = 206 * MIB  # Interpreter, libraries and data, where they cannot be measured.
 # RAM of torch's compiler: 113 MiB when it is imported, the rest while it compiles with the compilers that it starts. A
 # run on a CPU took 350 MiB more (torch 2.13); what Triton takes is a guess.

@@ -29,7 +29,8 @@ tune_malloc(sys.argv[6])
 def write():
     model = T5(T5ModelConfig(**{shape})).initialise(0)
     ids = [[7] * (int(source) - 1) + [1]] * int(rows)
-    generate(model, ids, max_new_tokens=int(new), min_new_tokens=int(new), num_beams=int(beams), temperature=temperature)
+    length = dict(max_new_tokens=int(new), min_new_tokens=int(new))
+    generate(model, ids, num_beams=int(beams), temperature=temperature, **length)
     return model
 
 print(held("RssAnon"), measure(write))
@@ -49,16 +50,16 @@ print(held("RssAnon"), measure(write))
 @pytest.mark.parametrize("malloc", ["fast", pytest.param("small", marks=pytest.mark.slow)])
 def test_prediction_holds_and_is_near(batch: AnswerBatch, malloc: str) -> None:
     words = (batch.rows, batch.source_tokens, batch.new_tokens, batch.beams, 1.0 if batch.sampled else 0.0)
-    base, taken = in_child(CHILD.replace("{shape}", repr(SHAPE.__dict__)), *words, malloc)
-    held = HeldModel.of(SHAPE, "float32", "float32", base)
-    held = replace(held, plan=replace(held.plan, malloc=malloc))
-    predicted = sum(held.answering(batch).values()) - base
-    sizes = f"{taken / MIB:.0f} MiB, predicted {predicted / MIB:.0f}"
-    assert taken <= predicted < 1.6 * taken + 24 * MIB, sizes
+    base, measured = in_child(CHILD.replace("{shape}", repr(SHAPE.__dict__)), *words, malloc)
+    model = HeldModel.of(SHAPE, "float32", "float32", base)
+    model = replace(model, plan=replace(model.plan, malloc=malloc))
+    predicted = sum(model.answering(batch).values()) - base
+    sizes = f"{measured / MIB:.0f} MiB, predicted {predicted / MIB:.0f}"
+    assert measured <= predicted < 1.6 * measured + 24 * MIB, sizes
 
 
 @pytest.mark.parametrize(
-    ("stored", "compute", "requested", "dtypes"),
+    ("folder_dtype", "compute", "requested", "dtypes"),
     [
         ("float32", "float32", "auto", ["float32", "bfloat16", "int8"]),
         ("bfloat16", "float32", "auto", ["float32", "bfloat16", "int8"]),
@@ -72,37 +73,33 @@ def test_prediction_holds_and_is_near(batch: AnswerBatch, malloc: str) -> None:
     ],
 )
 def test_weights_are_rounded_only_where_no_dtype_is_named(
-    stored: str, compute: str, requested: str, dtypes: list[str]
+    folder_dtype: str, compute: str, requested: str, dtypes: list[str]
 ) -> None:
-    assert storage_dtypes(stored, compute, requested) == dtypes
+    assert storage_dtypes(folder_dtype, compute, requested) == dtypes
 
 
 def test_less_memory_means_narrower_weights_and_at_last_few_blocks_in_a_file() -> None:
     model = HeldModel.of(SHAPE, "float32", "float32", 100 * MIB)
     one = AnswerBatch(1, 64, 8)
 
-    def held(budget: int, requested: str = "auto", places: tuple[str, ...] = ("device", "file")) -> HeldModel | None:
-        dtypes = storage_dtypes("float32", "float32", requested)
-        ways = rungs(model, dtypes, "float32", list(places))
-        return first_that_fits(ways, budget, lambda way: way.answering(one))
+    def rung(budget: int, requested: str = "auto", folders: tuple[str, ...] = ("device", "file")) -> Any:
+        candidates = rungs(model, storage_dtypes("float32", "float32", requested), "float32", list(folders))
+        chosen = first_that_fits(candidates, budget, lambda candidate: candidate.answering(one))
+        return chosen and (chosen.plan.storage, chosen.plan.malloc, chosen.plan.offloaded_blocks)
 
     def needed(**plan: Any) -> int:
         return sum(replace(model, plan=replace(model.plan, **plan)).answering(one).values())
 
-    def seen(found: HeldModel | None) -> tuple[str, str, int]:
-        assert found is not None
-        return found.plan.storage, found.plan.malloc, found.plan.offloaded_blocks
-
     whole = needed()
-    assert seen(held(2 * whole)) == ("float32", "fast", 0)
-    assert seen(held(whole)) == ("float32", "small", 0)
-    assert seen(held(whole - 1)) == ("bfloat16", "small", 0)
-    assert seen(held(needed(storage="bfloat16") - 1)) == ("int8", "small", 0)
+    assert rung(2 * whole) == ("float32", "fast", 0)
+    assert rung(whole) == ("float32", "small", 0)
+    assert rung(whole - 1) == ("bfloat16", "small", 0)
+    assert rung(needed(storage="bfloat16") - 1) == ("int8", "small", 0)
     tight = needed(weights_in="file", offloaded_blocks=4)
     assert tight < whole
-    assert seen(held(tight, "no")) == ("float32", "small", 4)
-    assert seen(held(whole, places=("file",))) == ("float32", "small", 6)
-    assert held(100 * MIB) is None
+    assert rung(tight, "no") == ("float32", "small", 4)
+    assert rung(whole, folders=("file",)) == ("float32", "small", 6)
+    assert rung(100 * MIB) is None
 
 
 def test_the_largest_number_that_fits() -> None:
@@ -121,6 +118,6 @@ def test_what_is_measured_beyond_a_prediction_counts_for_the_next_batches() -> N
         pass
     assert budget.excess_bytes == 30 and budget.rows(many) == 11
     budget.excess_bytes = 1000
-    assert budget.rows(many) == 1  # What has begun is finished.
+    assert budget.rows(many) == 1  # A batch that has begun is finished.
     budget.budget_bytes = 60
     assert budget.rows(many) == 0

@@ -1,59 +1,70 @@
+"""Peaks of a run, in all and by phase, of host and device."""
+
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from common.units import MIB
 from memory.monitor import Monitor
 from memory.processes import ProcessTree, Usage, has_proc
 from tests.fake_device import FakeDevice
 from tests.memory.fake_machine import ME, FakeMachine
 
-MIB = 2**20
 
-
-class Scripted:
+class Scripted(ProcessTree):
     """A process tree whose anonymous memory follows a script, in MiB; the last value stays."""
 
-    def __init__(self, *anon_mib):
-        self.values, self.called = list(anon_mib), threading.Semaphore(0)
+    def __init__(self, *anonymous: int) -> None:
+        super().__init__()
+        self.script = list(anonymous)
+        self.called = threading.Semaphore(0)
 
-    def usage(self):
-        value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
+    def usage(self) -> Usage:
+        value = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         self.called.release()
         return Usage(value * MIB, 7 * MIB)
 
 
-def make(*anon_mib, device=None, **options):
-    return Monitor(1000 * MIB, device or FakeDevice(), processes=Scripted(*anon_mib), **options)
+def monitor_of(*anonymous: int, device: FakeDevice | None = None, device_budget: int | None = None) -> Monitor:
+    return Monitor(
+        1000 * MIB,
+        device or FakeDevice(),
+        device_budget_bytes=device_budget,
+        processes=Scripted(*anonymous),
+    )
 
 
-def test_record_has_exactly_the_fields_of_a_memory_event():
+def test_a_record_and_a_line_of_the_last_sample() -> None:
     device = FakeDevice(900 * MIB)
     device.release(device.allocate(300 * MIB))
     device.cleanup()
     device.allocate(100 * MIB)
-    monitor = make(200, 500, 400, device=device)
+    monitor = monitor_of(500, 250, device=device)
     monitor.sample()
-    monitor.sample()
-    got = monitor.record(12, "train")
-    assert got == {
+    assert monitor.record(12, "train") == {
         "step": 12,
         "phase": "train",
-        "anon_bytes": 400 * MIB,
+        "anon_bytes": 250 * MIB,
         "file_bytes": 7 * MIB,
         "peak_bytes": 500 * MIB,
         "budget_bytes": 1000 * MIB,
         "device_bytes": 100 * MIB,
         "device_peak_bytes": 300 * MIB,
     }
+    line = monitor.line(40)
+    assert "\n" not in line
+    for part in ("内存监控", "step 40", "train", "250.0 MiB", "7.0 MiB", "1000.0 MiB (25% in use)", "fake 100.0 MiB"):
+        assert part in line
 
 
-def test_what_was_held_before_the_machine_had_less_is_not_held_against_the_new_budget():
-    monitor = make(700, 300, 500)
+def test_memory_from_before_the_machine_had_less_does_not_count_against_the_new_budget() -> None:
+    monitor = monitor_of(700, 300, 500)
     monitor.sample("prepare")
     monitor.watch(900 * MIB)
     assert monitor.counted_peak_bytes == 700 * MIB, "named otherwise, and not shrunk: the run's own limit"
@@ -61,85 +72,63 @@ def test_what_was_held_before_the_machine_had_less_is_not_held_against_the_new_b
     monitor.sample("train")
     assert (monitor.counted_peak_bytes, monitor.peak_bytes) == (300 * MIB, 700 * MIB)
     monitor.sample("train")
-    assert monitor.counted_peak_bytes == 500 * MIB, "and so it is over"
-    assert monitor.counted_phase_peaks["train"] == 500 * MIB
+    assert monitor.counted_peak_bytes == monitor.counted_phase_peaks["train"] == 500 * MIB, "and so it is over"
 
 
-def test_peaks_are_kept_by_phase():
-    monitor = make(100, 300, 200, 600, 500, 150)
-    monitor.sample()  # start: 100
-    with monitor.phase("train"):  # 300 on entry
-        monitor.sample()  # 200
-        with monitor.phase("evaluation"):  # 600 and 500 at its ends
+def test_peaks_are_kept_by_phase() -> None:
+    monitor = monitor_of(100, 300, 200, 600, 500, 150)
+    monitor.sample()
+    with monitor.phase("train"):
+        monitor.sample()
+        with monitor.phase("evaluation"):
             pass
     assert monitor.phase_peaks == {"start": 100 * MIB, "train": 300 * MIB, "evaluation": 600 * MIB}
     assert monitor.peak_bytes == 600 * MIB and monitor.sample().phase == "start"
 
 
-def test_line_is_one_line_that_can_be_grepped():
-    monitor = make(250)
-    monitor.sample("train")
-    line = monitor.line(40)
-    assert "内存监控" in line and "\n" not in line
-    for part in ("step 40", "train", "250.0 MiB", "7.0 MiB", "1000.0 MiB (25% in use)"):
-        assert part in line
-    device = FakeDevice(900 * MIB)
-    device.allocate(100 * MIB)
-    monitor = make(1, device=device)
-    monitor.sample()
-    assert "fake 100.0 MiB (peak 100.0 MiB)" in monitor.line(1)
-
-
-def test_pressure_is_the_higher_of_host_and_device():
+def test_pressure_is_the_higher_of_host_and_device() -> None:
     device = FakeDevice(900 * MIB)
     device.allocate(400 * MIB)
-    monitor = make(300, device=device)
-    monitor.sample()
-    assert monitor.pressure() == pytest.approx(0.3)
-    monitor = make(300, device=device, device_budget_bytes=500 * MIB)
+    alone = monitor_of(300, device=device)
+    alone.sample()
+    assert alone.pressure() == pytest.approx(0.3)
+    monitor = monitor_of(300, device=device, device_budget=500 * MIB)
     monitor.sample()
     assert monitor.pressure() == monitor.plan_pressure() == pytest.approx(0.8)
-    device.release(300 * MIB)  # idle blocks do not press
+    device.release(300 * MIB)  # Idle blocks do not press.
     monitor.sample()
     assert monitor.pressure() == pytest.approx(0.3) and monitor.plan_pressure() == pytest.approx(0.2)
 
 
-def test_pinned_ram_counts_which_the_system_does_not_call_anonymous(monkeypatch):
-    device = FakeDevice(900 * MIB)
-    monkeypatch.setattr(device, "pinned_bytes", lambda: 200 * MIB)
-    monitor = make(300, device=device)
+def test_pinned_ram_and_memory_shared_with_a_device_count_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = FakeDevice(900 * MIB)
+    monkeypatch.setattr(card, "pinned_bytes", lambda: 200 * MIB)
+    monitor = monitor_of(300, device=card)
     assert monitor.sample().anon_bytes == monitor.peak_bytes == 500 * MIB and monitor.pressure() == pytest.approx(0.5)
-
-
-def test_where_device_and_host_share_the_ram_one_budget_holds_both():
     device = FakeDevice(900 * MIB, separate=False)
     device.allocate(400 * MIB)
-    monitor = make(300, device=device)
-    assert monitor.sample().anon_bytes == 300 * MIB
-    assert monitor.peak_bytes == 700 * MIB
+    monitor = monitor_of(300, device=device)
+    assert (monitor.sample().anon_bytes, monitor.peak_bytes) == (300 * MIB, 700 * MIB)
     assert monitor.pressure() == monitor.plan_pressure() == pytest.approx(0.7)
 
 
-def test_what_lived_between_two_samples_is_known_from_the_kernels_mark(tmp_path):
+def test_what_lived_between_two_samples_is_known_from_the_kernels_mark(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     machine.process(ME, parent=50, anon=300 * MIB, file=50 * MIB, highest=800 * MIB)
     monitor = Monitor(1000 * MIB, FakeDevice(), processes=ProcessTree(ME, tmp_path))
     monitor.sample("load")
     assert monitor.peak_bytes == 300 * MIB, "what was held before anybody watched is not the run's"
-    machine.process(ME, parent=50, anon=200 * MIB, file=60 * MIB, highest=900 * MIB)
-    monitor.sample("train")
-    machine.process(ME, parent=50, anon=250 * MIB, file=60 * MIB, highest=900 * MIB)
-    monitor.sample("save")
+    for phase, mebibytes in (("train", 200), ("save", 250)):
+        machine.process(ME, parent=50, anon=mebibytes * MIB, file=60 * MIB, highest=900 * MIB)
+        monitor.sample(phase)
     assert monitor.phase_peaks == {"load": 300 * MIB, "train": 840 * MIB, "save": 250 * MIB}
-    assert monitor.peak_bytes == 840 * MIB
 
 
-def test_the_thread_samples_until_it_is_stopped():
+def test_the_thread_samples_until_it_is_stopped() -> None:
     tree = Scripted(100, 100, 100, 700, 100)
     monitor = Monitor(1000 * MIB, FakeDevice(), 0.01, processes=tree)
     with monitor:
         assert all(tree.called.acquire(timeout=20) for _ in range(6))
-        assert sum(thread.name == "memory-monitor" for thread in threading.enumerate()) == 1
     assert monitor.peak_bytes == 700 * MIB and monitor.cost_seconds > 0
     assert not any(thread.name == "memory-monitor" for thread in threading.enumerate())
     monitor.stop()
@@ -167,9 +156,9 @@ with library.open("rb") as file, Monitor(1 << 30, HostAlone()) as monitor:
 
 
 @pytest.mark.skipif(not has_proc(), reason="/proc does not tell anonymous memory here")
-def test_a_real_process_anonymous_and_file_backed_apart():
+def test_a_real_process_anonymous_and_file_backed_apart() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    anon, mapped, phases, peak = json.loads(done.stdout)
+    anonymous, mapped, phases, peak = json.loads(done.stdout)
     assert mapped > 60 * MIB
-    assert phases["mapped"] - anon < 4 * MIB, "mapped files are not held against the budget"
-    assert 64 * MIB <= phases["held"] - anon < 72 * MIB and peak == phases["held"]
+    assert phases["mapped"] - anonymous < 4 * MIB, "mapped files are not held against the budget"
+    assert 64 * MIB <= phases["held"] - anonymous < 72 * MIB and peak == phases["held"]

@@ -51,17 +51,17 @@ def settings_of(**flags: Any) -> Config:
 @pytest.mark.parametrize(("installed", "rows"), [(12.9 * GB, 8), (13.1 * GB, 32)])
 def test_the_rows_of_a_step_follow_from_the_ram_of_the_machine_alone(installed: float, rows: int) -> None:
     for available, processes in ((5 * GB, 1), (14 * GB, 2), (5 * GB, 3)):
-        made = plan(settings_of(), machine(3 * GIB, available, processes=processes, installed=installed))
-        assert made.effective_batch_size == rows
-        assert made.reasons[0].startswith(f"{rows} rows per step") and "by the RAM" in made.reasons[0]
-    named = plan(settings_of(effective_batch_size=4), machine(3 * GIB, installed=installed))
-    assert not any("rows per step" in reason for reason in named.reasons), "nothing is left to say"
+        chosen = plan(settings_of(), machine(3 * GIB, available, processes=processes, installed=installed))
+        assert chosen.effective_batch_size == rows
+        assert chosen.reasons[0].startswith(f"{rows} rows per step") and "by the RAM" in chosen.reasons[0]
+    chosen = plan(settings_of(effective_batch_size=4), machine(3 * GIB, installed=installed))
+    assert not any("rows per step" in reason for reason in chosen.reasons), "nothing is left to say"
 
 
 @pytest.mark.parametrize(("available", "rows"), [(12.9 * GB, 2), (13.1 * GB, 4)])
 def test_an_evaluation_batch_has_at_least_the_rows_of_the_old_table(available: float, rows: int) -> None:
-    made = plan(settings_of(batch_size_per_gpu=1), machine(3 * GIB, int(available)))
-    assert made.choice.eval_batch_size_per_gpu == rows
+    chosen = plan(settings_of(batch_size_per_gpu=1), machine(3 * GIB, int(available)))
+    assert chosen.choice.eval_batch_size_per_gpu == rows
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,7 @@ def test_an_evaluation_batch_has_at_least_the_rows_of_the_old_table(available: f
         ({"batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, 2, (16, 2, 4)),
         ({"gradient_accumulation_steps": 8}, 2, (32, 2, 8)),
         ({"gradient_accumulation_steps": 5}, 1, (32, 7, 5)),
+        ({"gradient_accumulation_steps": 12}, 1, (32, 3, 11)),
         ({"batch_size_per_gpu": 3}, 1, (32, 3, 11)),
         ({"batch_size_per_gpu": 3}, 2, (32, 3, 6)),
         ({"batch_size_per_gpu": 24}, 1, (32, 24, 2)),
@@ -81,22 +82,19 @@ def test_an_evaluation_batch_has_at_least_the_rows_of_the_old_table(available: f
 )
 def test_sizes_given_by_hand_are_kept(flags: dict[str, int], processes: int, expected: tuple[int, int, int]) -> None:
     """Both make the rows, times the processes; one leaves them as they are, unless a process has too few for it."""
-    made = plan(settings_of(**flags), machine(3 * GIB, processes=processes))
-    choice = made.choice
-    assert (made.effective_batch_size, choice.batch_size_per_gpu, choice.gradient_accumulation_steps) == expected
-    is_told = any("the size given" in reason for reason in made.reasons)
-    assert is_told == (len(flags) == 1 and expected[0] > 32)
+    chosen = plan(settings_of(**flags), machine(3 * GIB, processes=processes))
+    choice = chosen.choice
+    assert (chosen.effective_batch_size, choice.batch_size_per_gpu, choice.gradient_accumulation_steps) == expected
+    reasons = " ".join(chosen.reasons)
+    assert ("the size given" in reasons) == (len(flags) == 1 and expected[0] > 32)
+    steps = flags.get("gradient_accumulation_steps", expected[2])
+    is_changed = f"--gradient_accumulation_steps = {steps}, becomes {expected[2]} here" in reasons
+    assert is_changed == (steps != expected[2])
 
 
-def test_a_number_of_micro_batches_that_the_rows_cannot_make_is_told() -> None:
-    made = plan(settings_of(gradient_accumulation_steps=12), machine(3 * GIB))
-    assert (made.effective_batch_size, made.choice.gradient_accumulation_steps) == (32, 11)
-    assert any("--gradient_accumulation_steps = 12, becomes 11 here" in reason for reason in made.reasons)
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
-    rows=st.integers(1, 40),
+    rows=st.integers(1, 24),
     processes=st.integers(1, 4),
     mode=st.sampled_from(["auto", "standard", "low", "ultra"]),
     recompute=st.sampled_from(["auto", "True", "False"]),
@@ -114,33 +112,37 @@ def test_every_choice_keeps_the_effective_batch(rows: int, processes: int, mode:
 
 @pytest.mark.parametrize("flags", [{}, {"is_finetune": True, "lora_rank": 8}, {"max_grad_norm": 1.0}])
 def test_more_budget_is_never_slower_and_the_peak_stays_inside(flags: dict[str, Any]) -> None:
-    config = settings_of(model_preset="t5-base", effective_batch_size=16, max_seq_len=256, **flags)
+    config = settings_of(model_preset="t5-base", effective_batch_size=8, max_seq_len=256, **flags)
     fastest = float("inf")
-    for budget in (1.7, 2, 3, 4, 8):
-        made = plan(config, machine(int(budget * GIB)))
-        assert made.peak_bytes <= budget * GIB
-        assert sum(made.components.values()) == made.peak_bytes == max(made.phases.values())
-        assert made.seconds <= NEARLY * fastest
-        fastest = min(fastest, made.seconds)
+    for budget in (1.7, 2, 4):
+        chosen = plan(config, machine(int(budget * GIB)))
+        assert chosen.peak_bytes <= budget * GIB
+        assert sum(chosen.components.values()) == chosen.peak_bytes == max(chosen.phases.values())
+        assert chosen.seconds <= NEARLY * fastest
+        fastest = min(fastest, chosen.seconds)
 
 
 def test_low_takes_much_less_memory_at_nearly_the_speed_and_ultra_the_least() -> None:
-    config, where = settings_of(model_preset="t5-base", effective_batch_size=16), machine(8 * GIB)
-    fast, low, ultra = (plan(config.changed(memory_mode=mode), where) for mode in ("standard", "low", "ultra"))
+    config = settings_of(model_preset="t5-base", effective_batch_size=8)
+    fast, low, ultra = (
+        plan(config.changed(memory_mode=mode), machine(8 * GIB)) for mode in ("standard", "low", "ultra")
+    )
     assert low.seconds <= NEARLY * fast.seconds
     assert ultra.peak_bytes < low.peak_bytes < 0.7 * fast.peak_bytes
     assert ultra.choice.saved_blocks == 0
 
 
-@pytest.mark.parametrize("flags", [{}, {"memory_mode": "low"}, {"is_finetune": True, "lora_rank": 8}])
+@pytest.mark.parametrize("flags", [{}, {"memory_mode": "low", "is_finetune": True, "lora_rank": 8}])
 def test_each_rung_is_shown_and_the_chosen_one_marked(flags: dict[str, Any]) -> None:
-    config, where = settings_of(model_preset="t5-small", effective_batch_size=16, **flags), machine(900 * MIB)
-    made = plan(config, where)
-    shown = outcomes(StepSettings.of(config), make_work(config, where, None, None), where, made)
-    (chosen,) = [outcome for outcome in shown if outcome.is_chosen]
-    assert (chosen.name, chosen.peak_bytes, chosen.fits) == (made.rung, made.peak_bytes, True)
-    assert len({outcome.name for outcome in shown}) == len(shown) > 3
-    assert all(outcome.fits == (outcome.peak_bytes <= where.budget_bytes) for outcome in shown)
+    config = settings_of(model_preset="t5-small", effective_batch_size=4, **flags)
+    where = machine(900 * MIB)
+    chosen = plan(config, where)
+    rungs = outcomes(StepSettings.of(config), make_work(config, where, None, None), where, chosen)
+    assert [(rung.name, rung.peak_bytes, rung.fits) for rung in rungs if rung.is_chosen] == [
+        (chosen.rung, chosen.peak_bytes, True)
+    ]
+    assert len({rung.name for rung in rungs}) == len(rungs) > 3
+    assert all(rung.fits == (rung.peak_bytes <= where.budget_bytes) for rung in rungs)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,8 @@ def test_each_rung_is_shown_and_the_chosen_one_marked(flags: dict[str, Any]) -> 
     ],
 )
 def test_flags_strike_rungs(flags: dict[str, Any], is_kept: Callable[[ExecutionPlan], bool]) -> None:
-    config, where = settings_of(model_preset="t5-small", effective_batch_size=8, **flags), machine(3 * GIB)
+    config = settings_of(model_preset="t5-small", effective_batch_size=2, **flags)
+    where = machine(3 * GIB)
     ladder = Ladder(StepSettings.of(config), where, make_work(config, where, None, None))
     assert all(is_kept(choice) for rung in ladder.rungs for family in ladder.families(rung) for choice in family)
 
@@ -181,42 +184,34 @@ def test_bf16_at_rest_and_in_products_only_where_it_is_fast() -> None:
 def test_gradients_are_held_where_that_costs_no_memory(flags: dict[str, Any], is_held: bool) -> None:
     config = settings_of(model_preset="t5-small", effective_batch_size=8, **flags)
     where = machine(8 * GIB)
-    made = plan(config, where, source_tokens=512, target_tokens=114)
-    assert made.choice.hold_gradients == is_held
+    chosen = plan(config, where, source_tokens=512, target_tokens=114)
+    assert chosen.choice.hold_gradients == is_held
     work = make_work(config, where, 512, 114)
     peaks = [
-        peak_of(predict(work, dataclasses.replace(made.choice, hold_gradients=held), where))[1]
-        for held in (False, True)
+        peak_of(predict(work, dataclasses.replace(chosen.choice, hold_gradients=holds), where))[1]
+        for holds in (False, True)
     ]
-    assert made.peak_bytes == peaks[is_held] and (peaks[0] == peaks[1] or not is_held)
+    assert chosen.peak_bytes == peaks[is_held] and (peaks[0] == peaks[1] or not is_held)
 
 
-def test_a_resumed_run_keeps_its_choice_where_it_fits() -> None:
-    config = settings_of(effective_batch_size=8)
-    first = plan(config, machine(3 * GIB)).choice
-    earlier = dataclasses.replace(first, batch_size_per_gpu=2, micro_batches_per_pass=4, accumulation_passes=1)
-    assert plan(config, machine(3 * GIB), earlier=earlier).choice == earlier
-    too_large = dataclasses.replace(earlier, batch_size_per_gpu=16)
-    assert plan(config, machine(3 * GIB), earlier=too_large).choice != too_large
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     layers=st.integers(1, 8),
     source=st.integers(16, 512),
     target=st.integers(16, 512),
     batch_size=st.integers(1, 8),
     micro_batches=st.integers(1, 4),
-    kept=st.integers(0, 4),
+    saved=st.integers(0, 4),
+    pads=st.booleans(),
 )
 def test_more_work_never_takes_less(
-    layers: int, source: int, target: int, batch_size: int, micro_batches: int, kept: int
+    layers: int, source: int, target: int, batch_size: int, micro_batches: int, saved: int, pads: bool
 ) -> None:
     shape = T5ModelConfig(num_layers=layers, num_decoder_layers=layers)
     work = Workload(shape, batch_size * micro_batches, source, target, False, "adafactor")
-    # "small": with "fast", tensors that grow leave the heap, which then keeps less
-    choice = ExecutionPlan(batch_size, micro_batches, 1, min(kept, layers), 2, "float32", "float32", 32 * MIB, "small")
-    where = machine(GIB)
+    # With malloc "fast", tensors that grow leave the heap, which then keeps less.
+    choice = ExecutionPlan(batch_size, micro_batches, 1, min(saved, layers), 2, "float32", "float32", 32 * MIB, "small")
+    where = dataclasses.replace(machine(GIB), pads_attention=pads)
     peak = peak_of(predict(work, choice, where))[1]
     for more in (
         (dataclasses.replace(work, source_tokens=source * 2), choice),
@@ -238,17 +233,17 @@ def test_more_work_never_takes_less(
 def test_a_card_without_bf16_computes_in_fp16() -> None:
     config = settings_of(model_preset="t5-small", effective_batch_size=8)
     card = target_machine("gpu_16gb_t4")
-    made, in_fp32 = plan(config, card), plan(config.changed(mixed_precision="no"), card)
-    assert (made.choice.storage, made.choice.compute) == ("bfloat16", "float16")
-    assert any("float16" in reason for reason in made.reasons)
-    assert made.peak_bytes < 0.75 * in_fp32.peak_bytes and made.seconds < in_fp32.seconds
+    in_fp16, in_fp32 = (plan(config.changed(mixed_precision=words), card) for words in ("auto", "no"))
+    assert (in_fp16.choice.storage, in_fp16.choice.compute) == ("bfloat16", "float16")
+    assert any("float16" in reason for reason in in_fp16.reasons)
+    assert in_fp16.peak_bytes < 0.75 * in_fp32.peak_bytes and in_fp16.seconds < in_fp32.seconds
 
 
 @pytest.mark.parametrize("preset", ["guide_config_1", "guide_config_2"])
 def test_fp16_of_a_preset_becomes_what_is_fast(preset: str) -> None:
-    made = plan(settings_of(preset=preset), machine(10 * GIB, kind=AMX_BF16))
-    assert made.choice.compute == "bfloat16" and any("fp16 from the preset" in reason for reason in made.reasons)
+    chosen = plan(settings_of(preset=preset), machine(10 * GIB, kind=AMX_BF16))
+    assert chosen.choice.compute == "bfloat16" and any("fp16 from the preset" in reason for reason in chosen.reasons)
     rows = 8 if preset == "guide_config_1" else 32
-    assert made.effective_batch_size == rows
+    assert chosen.effective_batch_size == rows
     with pytest.raises(UserError, match="products in fp16 are not faster"):
         plan(settings_of(preset=preset, mixed_precision="fp16"), machine(10 * GIB, kind=AMX_BF16))

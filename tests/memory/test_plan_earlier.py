@@ -1,4 +1,4 @@
-"""A resumed run keeps its choice, unless the dtype that is asked for now is another."""
+"""A resumed run keeps its choice, unless something else is asked for now."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from memory.step_settings import MICRO_BATCHES
 from settings.errors import UserError
 from settings.loading import load
 
-RATES = (("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13))
+Rates = tuple[tuple[str, float], ...]
 EARLIER = ExecutionPlan(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small", hold_gradients=True)
+TURING = Machine(8 * GIB, 8 * GIB, rates=(("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13)))
 
 
-def planned(earlier: ExecutionPlan, anew: tuple[str, ...] = (), **flags: Any) -> Plan:
+def planned(earlier: ExecutionPlan, changed: tuple[str, ...] = (), machine: Machine = TURING, **flags: Any) -> Plan:
     config = load("train", {"train_file": "x", "model_preset": "tiny", "effective_batch_size": 16, **flags})
-    machine = Machine(8 * GIB, 8 * GIB, rates=RATES)
-    return plan(config, machine, source_tokens=64, target_tokens=32, earlier=earlier, changed=anew)
+    return plan(config, machine, source_tokens=64, target_tokens=32, earlier=earlier, changed=changed)
 
 
 @pytest.mark.parametrize(("precision", "storage"), [("no", "float32"), ("bf16", "bfloat16")])
@@ -31,7 +31,7 @@ def test_a_run_that_overflowed_in_fp16_goes_on_in_another(precision: str, storag
 
 
 @pytest.mark.parametrize(
-    ("scores", "flag", "has", "uses"),
+    ("scores", "flag", "has_kernels", "uses_kernels"),
     [
         (0, "auto", True, False),
         (0, "True", True, True),
@@ -40,75 +40,79 @@ def test_a_run_that_overflowed_in_fp16_goes_on_in_another(precision: str, storag
         (2**20, "auto", False, False),
     ],
 )
-def test_a_run_that_began_without_compiled_kernels_takes_them_after_a_gpu_or_when_asked(
-    scores: int, flag: str, has: bool, uses: bool
+def test_a_run_that_began_without_compiled_kernels_takes_them_after_a_gpu_or_when_they_are_named(
+    scores: int, flag: str, has_kernels: bool, uses_kernels: bool
 ) -> None:
     earlier = replace(EARLIER, compute="float32", scores=scores)
-    config = load(
-        "train", {"train_file": "x", "model_preset": "tiny", "effective_batch_size": 16, "compiled_kernels": flag}
+    machine = replace(TURING, has_kernels=has_kernels)
+    assert planned(earlier, machine=machine, compiled_kernels=flag).choice == replace(
+        earlier, kernels=uses_kernels, scores=0
     )
-    found = plan(config, Machine(8 * GIB, 8 * GIB, rates=RATES, has_kernels=has), earlier=earlier)
-    assert found.choice == replace(earlier, kernels=uses, scores=0)
 
 
-SLOW, FAST = (("float32", 1e11), ("bfloat16", 2e9)), (("float32", 1e11), ("bfloat16", 3e11))
-NARROW, MIXED, WIDE = ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float32")
+SLOW: Rates = (("float32", 1e11), ("bfloat16", 2e9))
+FAST: Rates = (("float32", 1e11), ("bfloat16", 3e11))
+MIXED = ("bfloat16", "float32")
+WIDE = ("float32", "float32")
 
 
-def on(rates: tuple[tuple[str, float], ...], dtypes: tuple[str, str], budget: int = 8 * GIB, **flags: Any) -> Plan:
+def on(rates: Rates, dtypes: tuple[str, str], budget: int = 8 * GIB, **flags: Any) -> Plan:
     earlier = ExecutionPlan(16, 1, 1, 3, 4, *dtypes, 32 * MIB, "fast")
-    config = load("train", {"train_file": "x", "model_preset": "t5-small", "effective_batch_size": 16, **flags})
     machine = Machine(budget, 8 * GIB, rates=rates)
+    config = load("train", {"train_file": "x", "model_preset": "t5-small", "effective_batch_size": 16, **flags})
     return plan(config, machine, source_tokens=256, target_tokens=64, earlier=earlier)
 
 
 @pytest.mark.parametrize(
-    ("rates", "dtypes", "budget"), [(SLOW, NARROW, 8 * GIB), (FAST, MIXED, 700 * MIB), (FAST, WIDE, 8 * GIB)]
+    ("rates", "dtypes", "budget", "says"),
+    [
+        (SLOW, ("bfloat16", "bfloat16"), 8 * GIB, "as the run did before"),
+        (FAST, MIXED, 700 * MIB, "as the run did before"),
+        (FAST, WIDE, 8 * GIB, "as the run did before"),
+    ],
 )
 def test_a_run_computes_in_what_it_began_with_on_any_processor(
-    rates: tuple[tuple[str, float], ...], dtypes: tuple[str, str], budget: int
+    rates: Rates, dtypes: tuple[str, str], budget: int, says: str
 ) -> None:
-    found = on(rates, dtypes, budget)
-    assert (found.choice.storage, found.choice.compute) == dtypes
-    assert found.choice.batch_size_per_gpu == 16 or budget < GIB, (
-        "a smaller way is taken where the earlier does not fit"
-    )
-    says = " ".join(found.reasons)
-    assert ("as the run did before" in says) == (dtypes[1] != ("bfloat16" if rates is FAST else "float32"))
-    assert ("slow here" in says) == (rates is SLOW)
+    chosen = on(rates, dtypes, budget)
+    assert (chosen.choice.storage, chosen.choice.compute) == dtypes
+    assert chosen.choice.batch_size_per_gpu == 16 or budget < GIB, "another cut is for who has less memory"
+    assert says in " ".join(chosen.reasons)
 
 
-def test_a_run_that_fits_in_no_way_of_its_own_says_what_it_goes_on_in() -> None:
-    found = on(SLOW, WIDE, 520 * MIB, weights_in="device")
-    assert (found.choice.storage, found.choice.compute) == MIXED
-    (sentence,) = [reason for reason in found.reasons if reason.startswith("the run used")]
-    assert "no longer fits here: it continues with bfloat16 storage" in sentence
+def test_a_run_that_no_longer_fits_in_its_dtypes_says_what_it_goes_on_in() -> None:
+    chosen = on(SLOW, WIDE, 520 * MIB, weights_in="device")
+    assert (chosen.choice.storage, chosen.choice.compute) == MIXED
+    assert "no longer fits here: it continues with bfloat16 storage" in " ".join(chosen.reasons)
 
 
 @pytest.mark.parametrize("name", MICRO_BATCHES)
-def test_a_size_that_is_asked_anew_goes_before_the_earlier_one(name: str) -> None:
+def test_a_size_that_is_changed_goes_before_the_earlier_one(name: str) -> None:
     assert getattr(planned(EARLIER, (name,), **{name: 4}).choice, name) == 4
     same = getattr(EARLIER, name)
     assert planned(EARLIER, (name,), **{name: same, "mixed_precision": "fp16"}).choice == EARLIER
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "blocks"),
-    [("memory_mode", "ultra", 0), ("gradient_checkpointing", False, 4)],
+    ("name", "value", "blocks"), [("memory_mode", "ultra", 0), ("gradient_checkpointing", False, 4)]
 )
-def test_a_saving_that_is_asked_anew_goes_before_the_earlier_way(name: str, value: Any, blocks: int) -> None:
+def test_a_saving_that_is_changed_goes_before_the_earlier_one(name: str, value: Any, blocks: int) -> None:
     earlier = replace(EARLIER, saved_blocks=2)
     flags = {name: value, "mixed_precision": "fp16"}
-    found = planned(earlier, (name,), **flags).choice
-    assert (found.saved_blocks, found.storage, found.compute) == (blocks, "float32", "float16")
-    if blocks == 0:
-        assert planned(earlier, **flags).choice == earlier, (
-            "what the run had to change stays, where nothing is asked anew"
-        )
+    choice = planned(earlier, (name,), **flags).choice
+    assert (choice.saved_blocks, choice.storage, choice.compute) == (blocks, "float32", "float16")
+    if value == "ultra":
+        assert planned(earlier, **flags).choice == earlier, "repeated, it changes nothing"
 
 
-GPU_RATES = (("float32", 1e13), ("bfloat16", 4e13))
-GPU = Machine(8 * GIB, 8 * GIB, rates=GPU_RATES, pads_attention=True, fuses_attention=True, no_compiler="")
+GPU = Machine(
+    8 * GIB,
+    8 * GIB,
+    rates=(("float32", 1e13), ("bfloat16", 4e13)),
+    pads_attention=True,
+    fuses_attention=True,
+    no_compiler="",
+)
 
 
 def compiles(flag: str, machine: Machine = GPU, steps: int | None = 1000, **facts: Any) -> bool:
@@ -119,11 +123,15 @@ def compiles(flag: str, machine: Machine = GPU, steps: int | None = 1000, **fact
 def test_long_runs_compile_their_blocks_where_torch_can() -> None:
     assert compiles("auto") and compiles("True", steps=10)
     assert not compiles("auto", steps=499) and not compiles("auto", steps=None) and not compiles("False")
-    assert not compiles("auto", replace(GPU, no_compiler="Triton is missing"))
-    assert not compiles("auto", replace(GPU, has_own_memory=True, host_bytes=100 * MIB))
-    assert not compiles("auto", replace(GPU, pads_attention=False, fuses_attention=False))
+    without_triton = replace(GPU, no_compiler="Triton is missing")
+    for machine in (
+        without_triton,
+        replace(GPU, has_own_memory=True, host_bytes=100 * MIB),
+        replace(GPU, pads_attention=False, fuses_attention=False),
+    ):
+        assert not compiles("auto", machine)
     with pytest.raises(UserError, match="--compile = True, is not possible here: Triton is missing"):
-        compiles("True", replace(GPU, no_compiler="Triton is missing"))
+        compiles("True", without_triton)
     with pytest.raises(UserError, match="compiled kernels compute"):
         compiles("True", Machine(8 * GIB, 8 * GIB, no_compiler="", has_kernels=True))
 
@@ -131,6 +139,5 @@ def test_long_runs_compile_their_blocks_where_torch_can() -> None:
 @pytest.mark.parametrize("began", [True, False])
 def test_a_run_goes_on_compiled_or_not_as_it_began(began: bool) -> None:
     earlier = ExecutionPlan(32, 1, 1, 4, 4, "bfloat16", "bfloat16", 32 * MIB, scores=2**20, compiled=began)
-    assert compiles("auto", steps=1000, earlier=earlier) is began
-    assert compiles("auto", steps=20, earlier=earlier) is began
+    assert compiles("auto", steps=1000, earlier=earlier) is compiles("auto", steps=20, earlier=earlier) is began
     assert compiles("True", earlier=earlier) and not compiles("False", earlier=earlier)

@@ -53,9 +53,9 @@ def values(text: str) -> dict[str, Any]:
 
 def class_replaced(text: str, name: str, block: str) -> str:
     """The text with another body for a class."""
-    head, _, rest = text.partition(f"class {name}:\n")
-    assert rest
-    _, decorator, tail = rest.partition("\n\n\n@declared\n")
+    head, _, body = text.partition(f"class {name}:\n")
+    assert body
+    _, decorator, tail = body.partition("\n\n\n@declared\n")
     return head + block + decorator + tail
 
 
@@ -113,7 +113,7 @@ def test_the_line_of_an_edit_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "named"),
+    ("line", "hint"),
     [
         ("class TrainConfig:\n    batch_size_per_gpus = 1", "batch_size_per_gpu"),
         ("class TrainConfig:\n    d_model = 384", "T5ModelConfig"),
@@ -129,11 +129,11 @@ def test_the_line_of_an_edit_is_known() -> None:
         ("class TrainConfig:\n    max_steps：int = 3", "config.py"),
     ],
 )
-def test_what_cannot_act_is_one_sentence_with_its_line(line: str, named: str) -> None:
+def test_what_cannot_act_is_one_sentence_with_its_line(line: str, hint: str) -> None:
     (problem,) = edits(f"{SHIPPED}\n\n{line}\n").problems
     number = len(SHIPPED.splitlines()) + 2 + len(line.splitlines())
-    lines = {str(number), str(number - 1)} if named == "config.py" else {str(number)}
-    assert named in problem and any(f"config.py line {count}:" in problem for count in lines)
+    lines = {str(number), str(number - 1)} if hint == "config.py" else {str(number)}
+    assert hint in problem and any(f"config.py line {count}:" in problem for count in lines)
 
 
 def test_a_file_in_another_encoding_is_named() -> None:

@@ -42,8 +42,8 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(
     monkeypatch.setattr(program, "ROOT", tmp_path)
     (tmp_path / "data").mkdir()
     assert program.missing(ModuleNotFoundError("x", name="data.lost"), []) == "", "our own"
-    told = program.missing(ModuleNotFoundError("x", name="torch.nn"), ["train"])
-    assert told.startswith("torch, ") and f"{sys.executable} -m pip install -r requirements.txt" in told
+    sentence = program.missing(ModuleNotFoundError("x", name="torch.nn"), ["train"])
+    assert sentence.startswith("torch, ") and f"{sys.executable} -m pip install -r requirements.txt" in sentence
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links ask for rights there")
@@ -52,7 +52,7 @@ def test_a_python_without_the_packages_names_the_one_that_has_them(tmp_path: Pat
     for name in os.listdir(ROOT):
         if name not in (".venv", ".git", "logs", "model_save", "settings", "train_low_mem.py"):
             (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copy(ROOT / "train_low_mem.py", tmp_path)  # no link: where it lies is where .venv is looked for
+    shutil.copy(ROOT / "train_low_mem.py", tmp_path)  # It is no link, for .venv is looked for where it lies.
     shutil.copytree(ROOT / "settings", tmp_path / "settings")
     venv.create(tmp_path / "bare", with_pip=False)
     venv.create(tmp_path / ".venv", with_pip=False)

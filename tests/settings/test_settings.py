@@ -19,8 +19,8 @@ from settings.program import needs
 
 
 def field_of(annotation: str, **facts: Any) -> dataclasses.Field[Any]:
-    made = dataclasses.make_dataclass("Made", [("x", annotation, setting(None, "help", **facts))])
-    return declared(dataclasses.fields(made)[0])
+    group = dataclasses.make_dataclass("Group", [("x", annotation, setting(None, "help", **facts))])
+    return declared(dataclasses.fields(group)[0])
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def field_of(annotation: str, **facts: Any) -> dataclasses.Field[Any]:
         (dict(annotation="bool"), "YES", True),
         (dict(annotation="bool"), 0, False),
         (dict(annotation="int"), "1e3", 1000),
-        (dict(annotation="int"), "9007199254740993", 9007199254740993),  # more than a float can hold exactly
+        (dict(annotation="int"), "9007199254740993", 9007199254740993),  # A float cannot hold it exactly.
         (dict(annotation="Size"), "1.5GiB", 3 * 2**29),
         (dict(annotation="str"), " a b ", "a b"),
         (dict(annotation="str", choices=("cosine",)), "Cosine", "cosine"),
@@ -60,10 +60,10 @@ def test_what_is_no_value(facts: dict[str, Any], word: object) -> None:
         parse(field_of(**facts), word)
 
 
-@pytest.mark.parametrize(("given", "asked"), [("6", "6G"), ("512", "512M")])
-def test_a_size_without_its_unit_is_asked_about(given: object, asked: str) -> None:
-    with pytest.raises(UserError, match=f"--memory_budget.*{asked}"):
-        load("train", {"memory_budget": given})
+@pytest.mark.parametrize(("word", "size"), [("6", "6G"), ("512", "512M")])
+def test_a_size_without_its_unit_is_asked_about(word: str, size: str) -> None:
+    with pytest.raises(UserError, match=f"--memory_budget.*{size}"):
+        load("train", {"memory_budget": word})
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_aliases_are_not_ours_and_lead_to_what_is() -> None:
     every = {name for command in COMMANDS for name in flags_of(command)} | {"config", "preset", "model_preset"}
     for name in aliases():
         assert name not in every or name == "output", f"{name} is ours"
-        told = alias(name, "1", every)
-        ours = {word.strip("-").partition("=")[0] for word in told.replace(",", " ").split() if word.startswith("--")}
-        assert told and ours <= every, told
+        advice = alias(name, "1", every)
+        ours = {word.strip("-").partition("=")[0] for word in advice.replace(",", " ").split() if word.startswith("--")}
+        assert advice and ours <= every, advice
 
 
 @pytest.mark.parametrize(
-    ("command", "flag", "value", "told"),
+    ("command", "flag", "value", "advice"),
     [
         ("train", "lr", "1e-4", "--learning_rate=1e-4"),
         ("train", "bf16", "True", "--mixed_precision=bf16"),
@@ -107,15 +107,15 @@ def test_aliases_are_not_ours_and_lead_to_what_is() -> None:
         ("train", "streaming", "True", "omit it"),
         ("train", "output", "out", "--output_dir=out"),
         ("tokenizer", "output", "out", "--tokenizer_dir=out"),
-        ("merge", "lr", "1", "--help"),  # it has nothing of the kind
+        ("merge", "lr", "1", "--help"),  # It has nothing of the kind.
         ("train", "torch_dtype", "bfloat16", "--mixed_precision=bf16"),
         ("export", "torch_dtype", "float16", "--dtype=float16"),
-        ("train", "weights_decay_rate_of_mine", "1", "--help"),  # like nothing there is
-        ("train", "warmup", "1", "--warmup_steps"),  # the beginning of a name
+        ("train", "weights_decay_rate_of_mine", "1", "--help"),  # It is like nothing there is.
+        ("train", "warmup", "1", "--warmup_steps"),  # This is the beginning of a name.
     ],
 )
-def test_flags_of_other_programs_are_answered_with_ours(command: str, flag: str, value: str, told: str) -> None:
-    with pytest.raises(UserError, match=f"--{flag}: .*{told}"):
+def test_flags_of_other_programs_are_answered_with_ours(command: str, flag: str, value: str, advice: str) -> None:
+    with pytest.raises(UserError, match=f"--{flag}: .*{advice}"):
         load(command, {flag: value})
 
 
@@ -124,10 +124,10 @@ def test_advice_names_no_flag_that_the_command_lacks(command: str) -> None:
     flags = dict.fromkeys(aliases().keys() - flags_of(command).keys(), "1")
     with pytest.raises(UserError) as refused:
         load(command, {name: value for name, value in flags.items() if "." not in name})
-    taken = {*flags_of(command), "config", "preset", "model_preset"}
+    allowed = {*flags_of(command), "config", "preset", "model_preset"}
     for problem in refused.value.problems:
         _, _, advice = problem.partition(": no such flag")
-        assert set(re.findall(r"--([a-z]\w+)", advice)) <= taken | {"help"}, problem
+        assert set(re.findall(r"--([a-z]\w+)", advice)) <= allowed | {"help"}, problem
 
 
 def test_what_two_checks_have_found_is_one_problem() -> None:

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from common.child_process import OUT_OF_MEMORY
+from common.units import MIB
 from memory.processes import has_proc
 from tests import warm
-from tests.memory.fake_machine import ME, MIB, FakeMachine
+from tests.memory.fake_machine import ME, FakeMachine
 from training.probing import peak_bytes, restart_peak
 
 

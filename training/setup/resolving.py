@@ -23,7 +23,7 @@ from data.prepare.training_data import file_problems, find_training_data, held_o
 from data.prepare.writing import HELD_OUT_ONE_IN
 from memory.estimate.precision import BFLOAT16, FLOAT32
 from memory.estimate.shapes import Shapes
-from memory.estimate.time import predict_times, schedule_of
+from memory.estimate.time import predict_times, remaining_work
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import Plan, plan
 from memory.step_settings import StepSettings
@@ -242,7 +242,7 @@ def resolve(
     spec = RunSpec(config, machine, rows, chosen, steps, done)
     if steps is None:
         return spec
-    left = schedule_of(spec.settings, done, rows.held_out, rows.answer_tokens, machine.num_processes)
+    left = remaining_work(spec.settings, done, rows.held_out, rows.answer_tokens, machine.num_processes)
     total = predict_times(spec.work, chosen.choice, machine, left)
     timed = replace(chosen, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
     return replace(spec, plan=timed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import types
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from common.units import format_size
-from memory.estimate import disk
 from memory.estimate.disk import disk_need, is_in_memory, too_full
 from memory.estimate.workload import FILE, Machine
 from memory.plan import plan
@@ -23,82 +22,72 @@ def config_of(**flags: object) -> Config:
 
 
 @pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Free bytes, the first member."""
-    room = [0]
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda place: types.SimpleNamespace(free=room[0]))
-    return room
+def disk(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A disk with so many bytes `free`."""
+    disk = SimpleNamespace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk)
+    return disk
 
 
 def test_weights_and_state_count_as_they_are_stored() -> None:
-    weights, tokenizer = 60_506_624, pytest.approx(3_000_000, rel=0.3)
+    weights = 60_506_624
+    tokenizer = pytest.approx(3_000_000, rel=0.3)
     full = disk_need(config_of(optimizer="adamw"), "float32")
     assert full.checkpoint_bytes - weights * (4 + 8) == tokenizer
     assert disk_need(config_of(optimizer="adamw"), "bfloat16").checkpoint_bytes - weights * (2 + 8) == tokenizer
-    small = disk_need(config_of(optimizer="adafactor"), "bfloat16")
-    assert 2 * weights < small.checkpoint_bytes < 2.08 * weights
+    assert 2 * weights < disk_need(config_of(), "bfloat16").checkpoint_bytes < 2.08 * weights
     adapters = disk_need(config_of(lora_rank=8, is_finetune=True, finetune_from="x", optimizer="adamw"), "bfloat16")
     assert adapters.checkpoint_bytes < full.checkpoint_bytes / 100, "adapters alone are written"
 
 
 @pytest.mark.parametrize(
     ("flags", "checkpoints"),
-    [
-        ({}, 4),
-        ({"keep_latest_n_ckp": 5}, 7),
-        ({"max_steps": 10, "save_steps": 100, "eval_steps": 100}, 1),
-    ],
+    [({}, 4), ({"keep_latest_n_ckp": 5}, 7), ({"max_steps": 10, "save_steps": 100, "eval_steps": 100}, 1)],
 )
 def test_as_many_checkpoints_as_can_lie_together(flags: dict[str, object], checkpoints: int) -> None:
     need = disk_need(config_of(**flags), "float32")
-    assert need.checkpoints == checkpoints
-    assert need.total_bytes == checkpoints * need.checkpoint_bytes + need.log_bytes
-    assert need.as_dict()["total_bytes"] == need.total_bytes and f"{checkpoints} checkpoint" in need.describe()
-    told = format_size(checkpoints * need.checkpoint_bytes)
-    assert f"{told} together" in need.describe() if checkpoints > 1 else "together" not in need.describe()
+    assert need.checkpoints == checkpoints and f"{checkpoints} checkpoint" in need.describe()
+    assert need.as_dict()["total_bytes"] == checkpoints * need.checkpoint_bytes + need.log_bytes
+    is_sum_told = f"{format_size(checkpoints * need.checkpoint_bytes)} together" in need.describe()
+    assert is_sum_told == (checkpoints > 1)
 
 
-def test_a_disk_without_room_for_one_is_refused_and_for_all_is_told(free: list[int], tmp_path: Path) -> None:
+def test_a_disk_without_room_for_one_is_refused_and_for_all_is_told(disk: SimpleNamespace, tmp_path: Path) -> None:
     need = disk_need(config_of(), "float32")
-    free[0] = need.checkpoint_bytes - 1
+    disk.free = need.checkpoint_bytes - 1
     (problem,), notes = too_full(need, tmp_path)
     assert notes == [] and f"--output_dir = {tmp_path}, has " in problem and "one checkpoint takes" in problem
-    free[0] = need.total_bytes - 1
+    disk.free = need.total_bytes - 1
     problems, (note,) = too_full(need, tmp_path)
     assert problems == [] and "4 checkpoints of" in note and "--keep_latest_n_ckp" in note
     assert too_full(need, tmp_path, held_bytes=1) == ([], []), "what the run has already will make room"
-    free[0] = need.total_bytes
-    assert too_full(need, tmp_path) == ([], [])
 
 
-def test_weights_in_a_file_take_room_and_wear_the_disk(free: list[int], tmp_path: Path) -> None:
+def test_weights_in_a_file_take_room_and_wear_the_disk(disk: SimpleNamespace, tmp_path: Path) -> None:
     config = config_of(effective_batch_size=1, weights_in=FILE)
     choice = plan(config, Machine(2**40, 2**40), source_tokens=512, target_tokens=114).choice
     need = disk_need(config, choice.storage, choice, step_seconds=10.0)
     whole = {"bfloat16": 2, "float32": 4}[choice.storage] * 12 * (4 * 512 * 512 + 2 * 512 * 2048 + 2 * 512 * 512)
     assert need.file_bytes == whole, "the matrices of six encoder and six decoder blocks"
     assert need.daily_bytes == whole * 8640 and "written per day" in need.describe()
-    free[0] = need.least_bytes - 1
+    disk.free = need.least_bytes - 1
     (problem,), _ = too_full(need, tmp_path)
     assert "of weights" in problem
     apart = disk_need(config_of(weights_dir=tmp_path / "fast"), choice.storage, choice)
-    free[0] = apart.file_bytes - 1
+    disk.free = apart.file_bytes - 1
     problems, _ = too_full(apart, tmp_path)
     assert any("--weights_dir" in problem for problem in problems) and apart.least_bytes == apart.checkpoint_bytes
 
 
 def test_the_nearest_mount_above_a_folder_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = {"/": "ext4", str(tmp_path): "tmpfs", str(tmp_path / "disk"): "xfs"}
-    listed = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounts.items()]
-    monkeypatch.setattr(psutil, "disk_partitions", lambda all: listed)
+    partitions = [SimpleNamespace(mountpoint=folder, fstype=kind) for folder, kind in mounts.items()]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: partitions)
     assert is_in_memory(tmp_path / "runs" / "later")
-    assert not is_in_memory(tmp_path / "disk" / "runs")
-    assert not is_in_memory(Path("/"))
+    assert not is_in_memory(tmp_path / "disk" / "runs") and not is_in_memory(Path("/"))
 
-
-def test_where_nobody_says_it_is_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(all: bool) -> None:
+    def refuse(all: bool) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(psutil, "disk_partitions", refused)
-    assert not is_in_memory(tmp_path / "somewhere")
+    monkeypatch.setattr(psutil, "disk_partitions", refuse)
+    assert not is_in_memory(tmp_path / "somewhere"), "where nobody says it, it is a disk"

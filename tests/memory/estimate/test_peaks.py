@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,9 @@ SHAPE = {
     "num_decoder_layers": 2,
     "num_heads": 4,
 }
-ROWS, SOURCE, TARGET = 4, 192, 64
+ROWS = 4
+SOURCE = 192
+TARGET = 64
 
 
 def micro_batch(shape: T5ModelConfig, rows: int) -> MicroBatch:
@@ -90,21 +91,20 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
     return most
 
 
-@pytest.mark.parametrize("hold_gradients", [False, True])
 @pytest.mark.parametrize(
-    ("batch_size", "saved", "flags"),
+    ("batch_size", "saved", "hold_gradients", "flags"),
     [
-        (4, 5, {}),
-        (4, 0, {"dropout_rate": 0.1}),
-        (2, 3, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
-        (4, 0, {"head": "token", "labels": "3", "num_decoder_layers": 0, "dropout_rate": 0.1}),
-        (2, 3, {"head": "sequence", "labels": "3", "num_decoder_layers": 0}),
-        (2, 2, {"head": "sequence", "labels": "3"}),
+        (4, 5, False, {}),
+        (4, 0, True, {"dropout_rate": 0.1}),
+        (2, 3, False, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+        (4, 0, True, {"head": "token", "labels": "3", "num_decoder_layers": 0, "dropout_rate": 0.1}),
+        (2, 3, False, {"head": "sequence", "labels": "3", "num_decoder_layers": 0}),
+        (2, 2, True, {"head": "sequence", "labels": "3"}),
     ],
 )
-@pytest.mark.filterwarnings("ignore")  # of the profiler
+@pytest.mark.filterwarnings("ignore")  # The profiler warns.
 def test_a_step_makes_the_tensors_that_are_predicted(
-    batch_size: int, saved: int, flags: dict[str, Any], hold_gradients: bool, compiled: bool
+    batch_size: int, saved: int, hold_gradients: bool, flags: dict[str, Any], compiled: bool
 ) -> None:
     shape = T5ModelConfig(**{**SHAPE, **flags})
     choice = ExecutionPlan(
@@ -124,7 +124,7 @@ def test_a_step_makes_the_tensors_that_are_predicted(
         shape,
         ROWS,
         SOURCE,
-        TARGET if shape.is_text else SOURCE if shape.num_decoder_layers else 0,
+        TARGET if shape.is_text else SOURCE * (shape.num_decoder_layers > 0),
         shape.dropout_rate > 0,
         "adafactor",
         evaluation=Shapes.longest(1, 8, 8),
@@ -178,25 +178,6 @@ def test_compiled_blocks_overwrite_nothing_in_an_evaluation_either() -> None:
     assert compiled - plain >= 4 * 2 * 64 * 4096, "what `wi` gives stands beside what the activation makes of it"
 
 
-@pytest.mark.parametrize(("pads", "compute"), [(False, "float32"), (True, "bfloat16")])
-def test_more_tokens_never_take_less(pads: bool, compute: str) -> None:
-    machine = Machine(GIB, GIB, 0, pads_attention=pads)
-    for kept in (0, 99):
-        choice = ExecutionPlan(2, 1, 1, kept, 2, "float32", compute, MIB)
-        shape = T5ModelConfig(**SHAPE)
-        peaks = [
-            {
-                phase: sum(parts.values())
-                for phase, parts in predict(
-                    Workload(shape, 2, source, target, True, "adafactor"), choice, machine
-                ).items()
-            }
-            for source, target in ((32, 16), (64, 16), (64, 64), (500, 64), (500, 500), (2000, 500), (2000, 2000))
-        ]
-        for fewer, more in itertools.pairwise(peaks):
-            assert not {phase: (size, more[phase]) for phase, size in fewer.items() if size > more[phase]}
-
-
 @pytest.mark.parametrize(
     ("form", "some", "most"),
     [({"dropout": 0.1}, None, 1.7), ({}, ("q", "v"), 0.9)],
@@ -211,26 +192,26 @@ def test_what_adapters_keep_for_backward_is_counted(
     shape = T5ModelConfig(**SHAPE)
     targets = tuple(targets_of(shape))
 
-    def kept(settings: LoraSettings) -> int:
+    def saved_bytes(settings: LoraSettings) -> int:
         t5 = T5(shape).initialise(0)
         add_adapters(t5, settings, seed=1)
         store = weight_store_for(torch.float32, torch.float32)
         blockwise = Blockwise(t5, 5, store, LossSettings(), 0.0)
-        held: dict[int, torch.Tensor] = {}  # alive, so that no storage comes twice
+        tensors: dict[int, torch.Tensor] = {}  # They stay alive, so that no storage comes twice.
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda t: held.setdefault(t.untyped_storage().data_ptr(), t), lambda t: t
+            lambda t: tensors.setdefault(t.untyped_storage().data_ptr(), t), lambda t: t
         ):
             blockwise.gradients([micro_batch(shape, ROWS)], 10)
-        return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
-    found = kept(LoraSettings(2, 4.0, some or targets, **form)) - kept(LoraSettings(2, 4.0, targets))
+    added = saved_bytes(LoraSettings(2, 4.0, some or targets, **form)) - saved_bytes(LoraSettings(2, 4.0, targets))
 
     def counted(targets: tuple[str, ...], drops: bool) -> int:
         work = Workload(shape, ROWS, SOURCE, TARGET, False, "adafactor", adapted=Adapted(targets, drops))
         choice = ExecutionPlan(ROWS, 1, 1, 5, 1, "float32", "float32", MIB, kernels=compiled)
         return predict(work, choice, Machine(GIB, GIB))["loss"]["saved blocks"]
 
-    low, high = sorted((0.99 * found, most * found))
+    low, high = sorted((0.99 * added, most * added))
     assert low <= counted(some or targets, "dropout" in form) - counted(targets, False) <= high
 
 
@@ -239,11 +220,11 @@ def test_graphs_of_several_micro_batches_are_those_of_their_own_side() -> None:
     target.
     """
     shape = T5ModelConfig(**SHAPE)
-    sources, targets = np.array([[112, 16, 16, 16]]), np.array([[16, 16, 16, 64]])
+    sources = np.array([[112, 16, 16, 16]])
+    targets = np.array([[16, 16, 16, 64]])
     work = Workload(shape, 4, 112, 64, False, "adafactor", shapes=Shapes(sources, targets))
     choice = ExecutionPlan(1, 4, 1, 2, 4, "float32", "float32", MIB, kernels=True)
     saved = predict(work, choice, Machine(GIB, GIB, 0))["loss"]["saved blocks"]
-    source, target = sources.sum(), targets.sum()
-    d, inner, f = 4 * 128, 4 * 128, 4 * 512
-    of_target, of_source = (4 * d + 6 * inner + d + f) * target, 2 * inner * source
-    assert saved == 2 * (of_target + of_source)
+    d = inner = 4 * 128
+    f = 4 * 512
+    assert saved == 2 * ((4 * d + 6 * inner + d + f) * targets.sum() + 2 * inner * sources.sum())

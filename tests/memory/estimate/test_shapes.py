@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from data.batches.collate import Row, collate
 from data.batches.loader import filled
 from devices.sizes import filled_tokens
 from memory.estimate.shapes import Shapes, Tokens, few_sizes
@@ -28,10 +26,9 @@ def test_the_largest_micro_batch_and_step() -> None:
 
 def test_micro_batches_together_are_filled_up_each_and_empty_ones_are_not() -> None:
     shapes = Shapes(np.array([[2, 3, 9, 10], [4, 4, 0, 0]]), np.array([[1, 1, 2, 5], [7, 1, 0, 0]]))
-    sizes = (16, 32), (8, 16)
-    assert shapes.largest_micro_batch(2, sizes) == Tokens(32, 8)
+    sizes = ((16, 32), (8, 16))
+    assert shapes.largest_micro_batch(2, sizes) == shapes.together(2, 1, sizes) == Tokens(32, 8)
     assert shapes.together(2, 2, sizes) == Tokens(16 + 32, 8 + 8)
-    assert shapes.together(2, 1, sizes) == Tokens(32, 8)
     alone = Shapes(np.array([[4, 4, 0, 0]]), np.array([[7, 1, 0, 0]]))
     assert alone.together(2, 2, sizes) == Tokens(16, 8), "two rows of four are no rows"
 
@@ -39,25 +36,25 @@ def test_micro_batches_together_are_filled_up_each_and_empty_ones_are_not() -> N
 @pytest.mark.parametrize(("most", "batch_size"), [(500, 6), (2000, 64)])
 def test_a_bound_of_tokens_is_priced_as_the_loader_cuts(most: int, batch_size: int) -> None:
     draw = np.random.default_rng(0)
-    sources, targets = draw.integers(20, 500, (9, 64)), draw.integers(10, 114, (9, 64))
-    sources[4, 50:], targets[4, 50:] = 0, 0  # the last step of an epoch
+    sources = draw.integers(20, 500, (9, 64))
+    targets = draw.integers(10, 114, (9, 64))
+    for side in (sources, targets):
+        side[4, 50:] = 0  # The last step of an epoch has fewer rows.
     shapes = Shapes(sources, targets, max_tokens=most)
-    sizes, seen = shapes.sizes(batch_size), []
+    sizes = shapes.sizes(batch_size)
+    steps = []  # Of each step, the filled tokens of its micro-batches, of both sides.
     for step in zip(sources, targets, strict=True):
         rows: list[Any] = [SimpleNamespace(lengths=pair) for pair in np.stack(step, 1)[step[0] > 0]]
         sums = np.array([sum(row.lengths for row in group) for group in filled(rows, batch_size, most)])
-        seen.append([[filled_tokens(int(size), up_to) for size in sums[:, side]] for side, up_to in enumerate(sizes)])
-    held = Tokens(*(max(sum(step[side]) for step in seen) for side in (0, 1)))
-    assert shapes.count(batch_size) == max(len(step[0]) for step in seen)
-    assert shapes.together(batch_size, shapes.count(batch_size), sizes) == held
-    assert shapes.largest_micro_batch(batch_size, sizes) == Tokens(
-        *(max(map(max, side)) for side in zip(*seen, strict=True))
-    )
-    parts = shapes.together(batch_size, 2, sizes)
-    of_two = (
-        max(sum(step[side][at : at + 2]) for step in seen for at in range(0, len(step[side]), 2)) for side in (0, 1)
-    )
-    assert all(ours >= theirs for ours, theirs in zip((parts.source, parts.target), of_two, strict=True))
+        steps.append([[filled_tokens(int(size), up_to) for size in sums[:, side]] for side, up_to in enumerate(sizes)])
+    assert shapes.count(batch_size) == max(len(step[0]) for step in steps)
+    largest = Tokens(*(max(max(step[side]) for step in steps) for side in (0, 1)))
+    assert shapes.largest_micro_batch(batch_size, sizes) == largest
+    whole = Tokens(*(max(sum(step[side]) for step in steps) for side in (0, 1)))
+    assert shapes.together(batch_size, shapes.count(batch_size), sizes) == whole
+    pair = shapes.together(batch_size, 2, sizes)
+    for side, planned in enumerate((pair.source, pair.target)):
+        assert all(planned >= sum(step[side][at : at + 2]) for step in steps for at in range(0, len(step[side]), 2))
 
 
 def test_a_sample_of_the_steps_leaves_room_for_the_others() -> None:
@@ -69,9 +66,8 @@ def test_a_sample_of_the_steps_leaves_room_for_the_others() -> None:
     assert part.step.source <= 8 * 99
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_sizes_are_few_and_add_the_fewest_fillers(seed: int) -> None:
-    sums = np.random.default_rng(seed).integers(100, 900, 60)
+def test_sizes_are_few_and_add_the_fewest_fillers() -> None:
+    sums = np.random.default_rng(0).integers(100, 900, 60)
     sizes = few_sizes(sums, 950)
     assert len(sizes) == 4 and sizes[-1] >= 950 and all(size % 16 == 0 for size in sizes)
 
@@ -79,20 +75,6 @@ def test_sizes_are_few_and_add_the_fewest_fillers(seed: int) -> None:
         return sum(min(size for size in chosen if size >= one) - one for one in [*sums.tolist(), 950])
 
     edges = sorted({-(-int(one) // 16) * 16 for one in [*sums, 950]})
-    for place, size in enumerate(sizes[:-1]):  # moving any one of them makes it no better
-        others = [*sizes[:place], *sizes[place + 1 :]]
-        assert all(fillers(tuple(sorted([*others, edge]))) >= fillers(sizes) for edge in edges), size
-
-
-@pytest.mark.parametrize(("most", "batch_size"), [(None, 6), (500, 64)])
-def test_padded_tokens_are_those_of_the_batches(most: int | None, batch_size: int) -> None:
-    draw = np.random.default_rng(0)
-    sources, targets = draw.integers(20, 500, (5, 64)), draw.integers(10, 114, (5, 64))
-    sources[4, 50:], targets[4, 50:] = 0, 0  # the last step of an epoch
-    made = [0, 0]
-    for step in zip(sources, targets, strict=True):
-        rows = [Row(np.zeros(a, np.int64), np.zeros(b, np.int64), 0) for a, b in zip(*step, strict=True) if a]
-        batches = [collate(group, 0) for group in filled(rows, batch_size, most or math.inf)]
-        sizes = sum(batch.input_ids.size for batch in batches), sum(batch.labels.size for batch in batches)
-        made = [max(pair) for pair in zip(made, sizes, strict=True)]
-    assert Shapes(sources, targets, max_tokens=most).padded_tokens(batch_size) == sum(made)
+    for size in sizes[:-1]:
+        moved = [tuple(sorted({*sizes, edge} - {size})) for edge in edges if edge != size]
+        assert all(fillers(other) >= fillers(sizes) for other in moved), "no other place of a size is better"

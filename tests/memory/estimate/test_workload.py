@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,6 @@ def settings_of(preset: str = "tiny", **flags: Any) -> Any:
 @pytest.mark.parametrize(
     ("preset", "patterns"),
     [
-        ("tiny", "encoder"),
         ("tiny", "embedding,decoder.blocks.0"),
         ("umt5-small", "shared.weight,encoder.block.0.layer.1"),
     ],
@@ -51,23 +51,13 @@ def test_adapters(targets: str) -> None:
     model = choose_trained(T5(config.model).initialise(0), config.lora, config.train.freeze, 0)
     learns = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
     counts = trained_counts(config.model, config.lora, config.train.freeze)
-    assert (
-        counts.parts["total"]
-        == counts.adapters
-        == sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    )
+    assert counts.parts["total"] == counts.adapters == sum(map(math.prod, learns))
     assert counts.factors == sum(map(sum, learns))
     assert counts.parts["embedding"] == counts.parts["head"] == 0
 
 
 def test_int4_is_taken_where_it_is_named() -> None:
-    shape = {
-        "num_layers": 12,
-        "num_decoder_layers": 12,
-        "vocab_size": 8192,
-        "max_seq_len": 32,
-        "effective_batch_size": 2,
-    }
+    shape = {"num_layers": 12, "num_decoder_layers": 12, "max_seq_len": 32, "effective_batch_size": 2}
     config = settings_of("t5-base", lora_rank=4, is_finetune=True, lora_base="int4", **shape)
     machine = Machine(8 * 10**9, 16 * 10**9, rates=(("float32", 1e11), ("bfloat16", 1e9)))
     chosen = plan(config, machine).choice
