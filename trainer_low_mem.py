@@ -178,7 +178,7 @@ class LowMemTrainer:
                 listeners=[track, *self.callbacks],
             )
         )
-        for text in run.told:
+        for text in run.shown_notes:
             log.tell(text, is_shown=False)
         if IS_UNBOUNDED and run.device.name == "cpu":  # torch reads that once, with the first of its products
             told = (

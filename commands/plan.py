@@ -49,7 +49,7 @@ from training.setup.answer_list import answer_sources, foreseen_tree
 from training.setup.base import find_base
 from training.setup.data import reopens_files, rows_for
 from training.setup.resolving import Rows, RunSpec, resolve
-from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
+from training.setup.resuming import resumed_config, run_to_resume
 
 MACHINE = "training.setup.plan:machine_for"  # in a child: it imports torch
 MODES = ("standard", "low", "ultra")
@@ -118,10 +118,10 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         UserError: what was named is not there, and no --model_preset says what it is like.
     """
     run_dir = Path(config.run.output_dir, config.run.run_name)
-    resumed_dir = None
     asked = config
-    if goes_on(config.run, config.train.is_keep_training):
-        run_dir = resumed_dir = find_run_to_resume(config.run.output_dir, config.run.run_name)
+    resumed_dir = run_to_resume(config.run, config.train.is_keep_training)
+    if resumed_dir is not None:
+        run_dir = resumed_dir
         asked = replace(resumed_config(config, run_dir), plan=config.plan)
     elif config.run.run_name != AUTO:
         refuse(check_name(config.run.run_name))
@@ -142,7 +142,7 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         done = step_of(start.folder)
         return start.config, [say("{run} continues after step {step}", run=run_dir.name, step=done)], done
     if start.folder is not None:
-        return start.config, start.told or [say("starting from {model}", model=start.folder)], 0
+        return start.config, start.reasons or [say("starting from {model}", model=start.folder)], 0
     known = start.config
     tokens = 0
     if known.data.train_file is not None and not (known.given("vocab_size") or known.task.writes_text):
@@ -154,7 +154,7 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
                 groups = known.data, known.train.is_finetune, known.model, known.tokenizer, known.cleaning
                 sample = look(known, estimate_lengths, *groups)
                 tokens = 0 if sample is None else sample.vocabulary
-    return with_changes(known, vocab_size=rows_for(tokens)) if tokens else known, start.told, 0
+    return with_changes(known, vocab_size=rows_for(tokens)) if tokens else known, start.reasons, 0
 
 
 def _planned(config: Config, target: str, done: int, tree_bytes: int) -> PlannedRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from settings.errors import UserError
 from settings.loading import load
 from settings.precedence import run_presets
 from tests.training.setups import started
-from tests.training.small_trained import save_trained
+from tests.training.small_trained import SHAPE, save_trained
 from training.checkpoints.runs import create_run
 from training.report.run_files import SETTINGS_FILE
 from training.saved_model import SavedModel
@@ -78,6 +79,13 @@ def test_a_run_that_is_not_finished_is_taken_only_if_it_is_named(tmp_path: Path)
     assert choose_start(settings(tmp_path, finetune_from=checkpoint)) == (checkpoint, [])
     with pytest.raises(UserError, match="not finished"):
         choose_start(load("dpo", {"output_dir": str(tmp_path / "runs")}))
+    classifier = replace(SHAPE, head="sequence", labels="yes,no", num_decoder_layers=0)
+    save_trained(create_run(tmp_path / "runs", "labels", "finetune", objective="sequence"), shape=classifier)
+    with pytest.raises(UserError, match="labels predicts labels and writes no text"):
+        choose_start(load("dpo", {"output_dir": str(tmp_path / "runs")}))
+    finetuned = save_trained(create_run(tmp_path / "runs", "older", "finetune", objective="pairs"))
+    save_trained(create_run(tmp_path / "runs", "newer", "pretrain", objective="span"))
+    assert choose_start(load("dpo", {"output_dir": str(tmp_path / "runs")}))[0] == finetuned
 
 
 def test_another_shape_than_asked_for_is_not_taken(tmp_path: Path, pretrained: Path) -> None:

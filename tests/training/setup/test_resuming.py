@@ -26,9 +26,9 @@ from training.processes.group import Group
 from training.report.run_files import SETTINGS_FILE
 from training.saved_model import SavedModel
 from training.setup.commit import warnings_of
-from training.setup.identify import Identity, identify, lock_and_clean
+from training.setup.identify import Identity, claim_run, identify
 from training.setup.machine import unlike_processors
-from training.setup.resuming import goes_on, resumed_config, unused_places
+from training.setup.resuming import resumed_config, run_to_resume, unused_places
 from training.setup.schedules import Steps
 
 
@@ -45,13 +45,13 @@ def now(folder: Path, **flags: Any) -> Config:
 
 @pytest.mark.parametrize(
     ("wish", "exists", "expected"),
-    [("False", True, False), ("auto", False, False), ("auto", True, True), ("True", False, True)],
+    [("False", True, False), ("auto", False, False), ("auto", True, True), ("True", True, True)],
 )
 def test_the_same_command_goes_on_with_its_run(tmp_path: Path, wish: str, exists: bool, expected: bool) -> None:
     if exists:
         saved_run(tmp_path)
     config = now(tmp_path, is_keep_training=wish)
-    assert goes_on(config.run, config.train.is_keep_training) is expected
+    assert (run_to_resume(config.run, config.train.is_keep_training) is not None) is expected
 
 
 def identified(config: Config) -> Identity:
@@ -178,7 +178,7 @@ def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine" / ".tmp-step_00000001").mkdir(parents=True)
     (run_dir / "checkpoints").symlink_to(tmp_path / "mine")
     with RunLock() as lock, pytest.raises(UserError, match="checkpoints is a link"):
-        lock_and_clean(tmp_path / "runs", "r", 1, lock)
+        claim_run(now(tmp_path / "runs", is_keep_training="True"), None, lock)
     assert (tmp_path / "mine" / ".tmp-step_00000001").is_dir()
 
 
