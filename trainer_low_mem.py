@@ -272,7 +272,7 @@ class LowMemTrainer:
         step = Step(number, rate, self.weight_decay, self.output.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not isinstance(outcome, Done):
-            self.monitor.sample()  # What the failed step took is no peak of the plan that follows.
+            self.monitor.sample()  # The memory of the failed step counts before the plan that follows.
             self.recorder.note_peak(number)
             recover(live, outcome, number)
             return False

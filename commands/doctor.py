@@ -31,7 +31,7 @@ from settings.tasks import default_objective
 from training.report.progress import Progress
 from training.report.wording import about
 from training.saved_model import SHAPE_SETTINGS, find_model
-from training.setup.resolving import Rows, RunSpec, resolve
+from training.setup.resolving import RunRows, RunSpec, resolve
 
 DEVICE_SECONDS = 60.0
 LORA_RANKS = (4, 16, 64)
@@ -124,7 +124,7 @@ def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | N
         changed = with_changes(config, sample_rows=0, objective=objective, **changes)
         case: Case = {"kind": kind, "label": str(label), "load_bytes": None, "peak_bytes": None, "seconds": None}
         try:
-            rows = Rows.as_set(changed.data, objective, changed.train.eval_rows)
+            rows = RunRows.as_set(changed.data, objective, changed.train.eval_rows)
             spec = resolve(changed, machine, rows)
         except DoesNotFit as error:
             cases.append(({**case, "outcome": say("does not fit: {need}", need=error.problems[-1])}, None))
@@ -171,7 +171,7 @@ def measure(spec: RunSpec) -> dict[str, Any]:
     shapes = Shapes.longest(num_rows, spec.rows.source_tokens, spec.rows.target_tokens)
     steps = tuple(map(tuple, shapes.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)))
     evaluation = shapes.worst_steps(choice.eval_batch_size_per_gpu)[0][0]
-    result = probe(ProbeRequest(spec.asked, choice, steps, evaluation), None, MOST_PROBE_SECONDS)
+    result = probe(ProbeRequest(spec.config, choice, steps, evaluation), None, MOST_PROBE_SECONDS)
     phases = result.phases or {}
     return {
         "outcome": result.failed,

@@ -37,7 +37,7 @@ from settings.tasks import MODEL_HEADS, command_of, task_named
 from tasks.base import Outputs, Watch
 from training.evaluation.losses import Evaluation, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
-from training.evaluation.samples import SHOWN, References, Sample, generate_metrics
+from training.evaluation.samples import SHOWN, AnsweredRow, References, generate_metrics
 from training.evaluation.scores import WORD_SCORES, AnswerScores, metric_names
 from training.evaluation.stopping import LOSS
 from training.loaded_model import LoadedModel, load_model
@@ -61,7 +61,7 @@ class Answers:
 
     count: int = 0
     cut: int = 0
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[AnsweredRow] = field(default_factory=list)
     unlisted: list[str] = field(default_factory=list)
     references: References = field(default_factory=References)
 
@@ -89,7 +89,9 @@ def evaluate(config: Config) -> Evaluation:
     signatures = AnswerScores(names).signatures if answered else {}
     trained = load_model(config, model, AnswerBatch(1, *loader.longest), tree)
     requested_rows = config.train.eval_batch_size_per_gpu
-    batch_size = rows_to_measure(trained.held, trained.budget.limit(), requested_rows, EVALUATION_BATCH, loader.longest)
+    batch_size = rows_to_measure(
+        trained.held_model, trained.budget.limit(), requested_rows, EVALUATION_BATCH, loader.longest
+    )
     answer_rows = 0
     if answered:
         batch = AnswerBatch.by(config.generate, min(answered, ANSWERED_TOGETHER), loader.longest[0])
@@ -128,7 +130,7 @@ def evaluate(config: Config) -> Evaluation:
                     rows=answered,
                     batch_size=answer_rows,
                     names=names,
-                    shown=SHOWN,
+                    num_samples=SHOWN,
                     of=of,
                 )
                 results[name].metrics.update(scores)
@@ -272,7 +274,9 @@ def _table(result: Evaluation, num_rows: int, prepared: Prepared, answers: Answe
     return rows
 
 
-def _show(trained: LoadedModel, table: list[tuple[str, str]], samples: list[Sample], peak: int, is_main: bool) -> None:
+def _show(
+    trained: LoadedModel, table: list[tuple[str, str]], samples: list[AnsweredRow], peak: int, is_main: bool
+) -> None:
     progress = Progress(1, is_main)
     budget = format_size(trained.budget.host_bytes)
     memory = say("{peak} of {budget}", peak=format_size(peak), budget=budget)

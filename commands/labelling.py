@@ -27,7 +27,7 @@ class Labeller(TextReader):
     task: LabelOutputs = field(init=False)
 
     def __post_init__(self) -> None:
-        self.task = cast(LabelOutputs, task_for(AUTO, self.trained.held.shape.head))
+        self.task = cast(LabelOutputs, task_for(AUTO, self.trained.held_model.shape.head))
 
     @classmethod
     def of(cls, trained: LoadedModel, data: DataConfig, rows: int | str) -> Labeller:
@@ -50,7 +50,7 @@ class Labeller(TextReader):
     @property
     def column(self) -> str:
         """The first column of an answer."""
-        return self.task.column(self.trained.held.shape.label_names)
+        return self.task.column(self.trained.held_model.shape.label_names)
 
     def encode(self, text: str, words: int | None = None) -> EncodedText:
         """Token ids of a text, and where its words or letters are.
@@ -81,4 +81,4 @@ class Labeller(TextReader):
             begin = end
 
     def _target_tokens(self, longest: int) -> int:
-        return longest * (self.trained.held.shape.num_decoder_layers > 0)
+        return longest * (self.trained.held_model.shape.num_decoder_layers > 0)

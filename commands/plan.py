@@ -48,7 +48,7 @@ from training.report.wording import duration
 from training.setup.answer_list import answer_sources, foreseen_tree
 from training.setup.base import find_base
 from training.setup.data import reopens_files, rows_for
-from training.setup.resolving import Rows, RunSpec, resolve
+from training.setup.resolving import RunRows, RunSpec, resolve
 from training.setup.resuming import resumed_config, run_to_resume
 
 MACHINE = "training.setup.plan:machine_for"  # in a child: it imports torch
@@ -181,7 +181,7 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
     machine = with_libraries(machine, config.metrics)
     if machine.base_bytes:
         machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes)
-    rows = Rows.known(config, machine)
+    rows = RunRows.known(config, machine)
     config = with_changes(config, objective=rows.objective)
     try:
         spec = _counted(resolve(config, machine, rows, done=done))
@@ -194,9 +194,9 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
         is_same = other.data == config.data and other.train.effective_batch_size == config.train.effective_batch_size
         its_rows = spec.rows
         if its_rows.sample is not None:
-            its_rows = Rows.of_sample(other, here, its_rows.sample)
+            its_rows = RunRows.of_sample(other, here, its_rows.sample)
         elif its_rows.lengths is None or not is_same:
-            its_rows = Rows.known(other, here)
+            its_rows = RunRows.known(other, here)
         return resolve(other, here, its_rows).plan
 
     modes: dict[str, Plan | None] = dict.fromkeys(MODES)
@@ -207,7 +207,7 @@ def _planned(config: Config, target: str, done: int, tree_bytes: int) -> Planned
     return PlannedRun(spec, modes, changes, outcomes(StepSettings.of(config), spec.work, machine, spec.plan))
 
 
-def _assumed(rows: Rows, data: DataConfig) -> list[str]:
+def _assumed(rows: RunRows, data: DataConfig) -> list[str]:
     """On which rows a plan rests, where they are not prepared."""
     if rows.sample is not None:
         text = (
@@ -228,7 +228,7 @@ def _counted(spec: RunSpec) -> RunSpec:
     """The run with about as many rows as its files hold, where nothing is prepared and no steps are named, and remarks
     on that.
     """
-    config = spec.asked
+    config = spec.config
     remarks = _assumed(spec.rows, config.data)
     count = 0
     text = "time: for about {rows} ({steps}) with the lengths of the sample; exact once the data is prepared"
@@ -237,7 +237,7 @@ def _counted(spec: RunSpec) -> RunSpec:
         try:
             peak = format_size(
                 resolve(
-                    config, spec.machine, Rows.as_set(config.data, spec.rows.objective, config.train.eval_rows)
+                    config, spec.machine, RunRows.as_set(config.data, spec.rows.objective, config.train.eval_rows)
                 ).plan.peak_bytes
             )
             remarks.append(
@@ -274,7 +274,7 @@ def _as_json(planned: PlannedRun) -> dict[str, Any]:
         "alternatives": [asdict(one) for one in [Alternative.of("planned", chosen), *planned.changes]],
         "changes": [asdict(change) for change in planned.changes],
         "machine": asdict(planned.spec.machine),
-        "disk": disk_need(planned.spec.asked, chosen.choice.storage, chosen.choice, chosen.seconds).as_dict(),
+        "disk": disk_need(planned.spec.config, chosen.choice.storage, chosen.choice, chosen.seconds).as_dict(),
     }
 
 
@@ -283,7 +283,7 @@ def _show_tables(planned: PlannedRun, target: str, notes: list[str]) -> None:
     for note in notes:
         progress.note(note)
     spec = planned.spec
-    config = spec.asked
+    config = spec.config
     chosen = spec.plan
     what = say(
         "{model} on {machine}, {source} + {target} tokens ({objective})",
@@ -353,7 +353,7 @@ def _examples(spec: RunSpec) -> Table:
     """The first rows as the model receives them, where the files are here and nothing has to be trained or prepared for
     that.
     """
-    config = spec.asked
+    config = spec.config
     if config.data.train_file is None:
         return []
     with suppress(UserError):

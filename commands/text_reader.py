@@ -88,5 +88,5 @@ class TextReader:
         return 0
 
     def _held(self, longest: int) -> HeldModel:
-        held = self.trained.held
+        held = self.trained.held_model
         return replace(held, base_bytes=held.base_bytes + self.beside_bytes)

@@ -368,7 +368,7 @@ def _routes(api: Api) -> list[Route]:
         api.check_endpoint("/v1/classify")
         asked = await api.asked(request, read_labels)
         assert api.texts.labeller is not None
-        num_labels = api.texts.labeller.trained.held.shape.num_labels
+        num_labels = api.texts.labeller.trained.held_model.shape.num_labels
         _reserve(api, len(asked.texts), OPEN_BYTES, asked.held_bytes(num_labels), held_by(request))
         answers = await api.labels(asked.texts)
         data = [{"index": index, **answer.columns} for index, answer in enumerate(answers)]

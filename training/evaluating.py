@@ -20,7 +20,7 @@ from training.evaluation import losses
 from training.evaluation.answers import AnswerBudget, AnswerWriter
 from training.evaluation.losses import Evaluation
 from training.evaluation.prompt_parts import PromptParts, was_cut
-from training.evaluation.samples import SHOWN, Sample, generate_metrics, sides_of
+from training.evaluation.samples import SHOWN, AnsweredRow, generate_metrics, sides_of
 from training.live import LiveRun
 from training.recovering import give_up
 
@@ -41,7 +41,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
     with live.monitor.phase("evaluation"):
         sets = live.run.validation.sets
         results: dict[str, Evaluation] = {}
-        samples: list[Sample] = []
+        samples: list[AnsweredRow] = []
         for name, rows in sets.items() or [("", None)]:
             loss = _loss(live, rows)
             scores, of_set = _scores(live, rows)
@@ -93,7 +93,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
     return is_best
 
 
-def _scores(live: LiveRun, rows: range | None) -> tuple[dict[str, float], list[Sample]]:
+def _scores(live: LiveRun, rows: range | None) -> tuple[dict[str, float], list[AnsweredRow]]:
     """So many answers at once as what is free may hold; half as many where memory does not suffice."""
     free = live.controller.plan.budget_bytes - live.controller.budget.used()
     while True:
@@ -103,13 +103,14 @@ def _scores(live: LiveRun, rows: range | None) -> tuple[dict[str, float], list[S
             if not live.device.is_out_of_memory(error):
                 raise
             shortage = free_failed(error, live.device)
-            if free < LEAST_FREE_BYTES:  # By then it was one row at a time.
+            # Below this, one row at a time has been tried.
+            if free < LEAST_FREE_BYTES:
                 live.controller.exhausted = shortage.describe("evaluation", 1, "")
                 give_up(live)
             free //= 2
 
 
-def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dict[str, float], list[Sample]]:
+def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dict[str, float], list[AnsweredRow]]:
     """Score answers to the first `eval_generate_rows` held-out rows: greedy ones, or the `num_answers` best.
 
     Args:
@@ -156,7 +157,7 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
         rows=rows,
         batch_size=batch_size,
         names=live.score_names,
-        shown=SHOWN,
+        num_samples=SHOWN,
         own=run.metrics,
         of=of,
     )

@@ -59,7 +59,7 @@ class LiveRun:
         self.log = log
         self.checkpoints = Checkpoints(run.run_dir, self.train.keep_latest_n_ckp)
         self.is_main = run.group.is_main
-        self.has_saved = False  # Whether this part of the run has written a checkpoint.
+        self.has_saved = False  # This start has not written a checkpoint yet.
         # The published model's answers are as long as it has been trained on, here or, as its base's folder says,
         # before.
         longest = run.loader.longest_answer

@@ -17,6 +17,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from common.language import join, say
 from common.storage import REPLACED, TEMPORARY, atomic_file, atomic_folder, clear_leftovers, remove, rename
@@ -58,8 +59,8 @@ class Checkpoints:
         final = self.folder / name_of(step)
         try:
             if self._had_run_dir and not run_dir.is_dir():  # A new folder would lie below the mount point.
-                gone = say("{parent} is gone, as with a disk that is no longer mounted", parent=run_dir)
-                raise OSError(errno.ENOENT, gone)
+                problem = say("{parent} is gone, as with a disk that is no longer mounted", parent=run_dir)
+                raise OSError(errno.ENOENT, problem)
             self.clear_leftovers()
             with atomic_folder(final) as temporary:
                 write(temporary)
@@ -68,7 +69,7 @@ class Checkpoints:
             self._point()
         except OSError as error:
             last = self.latest()
-            saved = say("there is no earlier checkpoint")
+            saved: str = say("there is no earlier checkpoint")
             resume: str = ""
             if last is not None:
                 saved = say("the checkpoint of step {step_of} is whole", step_of=step_of(last))
@@ -109,8 +110,8 @@ class Checkpoints:
             with suppress(UserError):  # Its sums may be damaged as well.
                 sums = read_sums(path)
                 if sums is not None:
-                    step = sums.get(BEST_STEP)
-                    is_step = type(step) is int and _STEP.fullmatch(name_of(step))
+                    step: Any = sums.get(BEST_STEP)
+                    is_step = isinstance(step, int) and _STEP.fullmatch(name_of(step))
                     return self.folder / name_of(step) if is_step else None
         return None
 

@@ -280,7 +280,7 @@ def publish(checkpoint: Path, run_dir: str | Path) -> None:
         UserError: the checkpoint is damaged; or the disk is full or cannot be written: every file is whole, the old or
             the new one.
     """
-    problems = [say("{checkpoint} is no longer there", checkpoint=checkpoint)]
+    problems: list[str] = [say("{checkpoint} is no longer there", checkpoint=checkpoint)]
     if checkpoint.is_dir():
         problems = damages(checkpoint, with_state=False)
     if problems:

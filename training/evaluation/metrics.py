@@ -60,18 +60,18 @@ class Metric:
 
 def normalised(text: str) -> str:
     """SQuAD's form of an answer: lower case, without punctuation and articles, single spaces. Of any script."""
-    kept = "".join(
+    without_marks = "".join(
         letter for letter in text.lower() if letter not in string.punctuation and unicodedata.category(letter)[0] != "P"
     )
-    return " ".join(_ARTICLES.sub(" ", kept).split())
+    return " ".join(_ARTICLES.sub(" ", without_marks).split())
 
 
 def token_f1(answer: str, reference: str) -> float:
     """SQuAD's F1 over the tokens of two answers, 0 to 1; both empty is 1."""
-    given = Counter(_tokens(answer))
+    answered = Counter(_tokens(answer))
     right = Counter(_tokens(reference))
-    total = given.total() + right.total()
-    return 2 * (given & right).total() / total if total else 1.0
+    total = answered.total() + right.total()
+    return 2 * (answered & right).total() / total if total else 1.0
 
 
 def _tokens(text: str) -> list[str]:

@@ -92,7 +92,7 @@ def set_up(prepared: PreparedRun, group: Group, device: Device) -> ResolvedRun:
         tokenizer=data.tokenizer,
     )
     spec, base_bytes = choose_plan(beginning, data, budget, monitor)
-    shown = (*identity.notes, *start.reasons, *start.notes)
+    shown_notes = (*identity.notes, *start.reasons, *start.notes)
     run = ResolvedRun(
         **vars(replace(beginning, config=spec.settings)),
         run_dir=identity.run_dir,
@@ -108,8 +108,8 @@ def set_up(prepared: PreparedRun, group: Group, device: Device) -> ResolvedRun:
         heartbeat=identity.heartbeat,
         threads=threads,
         base_bytes=base_bytes,
-        shown_notes=shown,
-        notes=(*data.notes, *(note for note in notes if note not in shown)),
+        shown_notes=shown_notes,
+        notes=(*data.notes, *(note for note in notes if note not in shown_notes)),
     )
     # A run that goes on lets its data decide again what they teach.
     record = {"objective": start.config.data.objective}

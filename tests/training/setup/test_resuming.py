@@ -187,7 +187,7 @@ def warned(base: Path | None = None, storage: str = "float32", **flags: str) -> 
     asked = replace(load("train", {"train_file": "a.jsonl", **flags}), model=SHAPE)
     plan = SimpleNamespace(choice=SimpleNamespace(storage=storage))
     steps = Steps.of(asked.train, asked.model, asked.lora, asked.task, 16, 1600)
-    spec = SimpleNamespace(asked=asked, plan=plan, counted=steps)
+    spec = SimpleNamespace(config=asked, plan=plan, counted=steps)
     start = None if base is None else SavedModel.read(base)
     run: Any = SimpleNamespace(config=asked, base=base, start=start, is_resumed=False, spec=spec)
     return [re.findall(r"--[a-z_]+=", told)[0] for told in warnings_of(run)]
