@@ -85,7 +85,7 @@ def train(
     return engine, losses, [*evaluations, measure()], metrics
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "orpo"])
+@pytest.mark.parametrize("loss", ["sigmoid", "orpo"])
 def test_the_model_learns_to_prefer(begun, loss: str) -> None:  # type: ignore[no-untyped-def]
     flags = {"preference_loss": loss, "beta": None if loss == "orpo" else 0.5}
     _, losses, (before, after), metrics = train(begun(**flags))
