@@ -150,7 +150,7 @@ def test_a_whole_model_is_published_whatever_has_become_of_its_state(tmp_path: P
     (checkpoint / "state" / "optimizer.safetensors").write_text("damaged")
     publish(checkpoint, run_dir)
     assert damages(run_dir) == []
-    (checkpoint / "model.safetensors").unlink()  # which the run's own folder shares
+    (checkpoint / "model.safetensors").unlink()  # The run's own folder shares it.
     (checkpoint / "model.safetensors").write_text("damaged too")
     with pytest.raises(UserError, match="the model was not published"):
         publish(checkpoint, run_dir)

@@ -18,7 +18,7 @@ LAUNCHERS = (
 
 
 @pytest.mark.parametrize(
-    ("variables", "named"),
+    ("variables", "problem"),
     [
         ({}, ""),
         ({"RANK": "0"}, ""),
@@ -34,11 +34,11 @@ LAUNCHERS = (
     ],
 )
 def test_a_launch_without_a_meeting_point_is_refused(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], named: str
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], problem: str
 ) -> None:
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     problems = launch_problems()
-    assert len(problems) == bool(named) and all(named in problem for problem in problems)
+    assert len(problems) == bool(problem) and all(problem in problem for problem in problems)

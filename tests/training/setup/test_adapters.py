@@ -91,16 +91,13 @@ def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path / "a", 1, **form)
     config = run_config(lora_rank=2).with_saved(SavedModel.read(folder).adapter_form)
     assert problems_before(config, folder) == []
-    model, expected = chosen(hf_format.load(base), config, folder, base), hf_format.load(base)
+    model = chosen(hf_format.load(base), config, folder, base)
+    expected = hf_format.load(base)
     attach(expected, [folder], base)
     assert torch.equal(logits(model), logits(expected))
     assert all(weight.requires_grad for adapter in adapters_of(model).values() for weight in adapter.parameters())
     assert model.adapter_info is not None and model.adapter_info.settings == read_info(folder).settings
-    flags = {
-        "lora_rank": "3",
-        "lora_alpha": "8.0",
-        "lora_targets": "q,k",
-    }
+    flags = {"lora_rank": "3", "lora_alpha": "8.0", "lora_targets": "q,k"}
     other = run_config(**flags).with_saved(SavedModel.read(folder).adapter_form)
     problems = problems_before(other, folder)
     assert {problem.split(" = ")[0].removeprefix("--") for problem in problems} == set(flags)

@@ -39,7 +39,7 @@ def configure(tmp_path: Path) -> Configure:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(**flags: object) -> Config:
-        given = {
+        settings = {
             "train_file": path,
             "finetune_from": tmp_path / "base",
             "output_dir": tmp_path / "runs",
@@ -52,7 +52,7 @@ def configure(tmp_path: Path) -> Configure:
             "device": "cpu",
             **flags,
         }
-        return load("dpo", {name: str(value) for name, value in given.items()})
+        return load("dpo", {name: str(value) for name, value in settings.items()})
 
     return make
 
@@ -66,9 +66,9 @@ def begun(config: Config) -> ResolvedRun:
 
 def attach(run: ResolvedRun) -> list[str]:
     """Attach, and give what was told."""
-    told: list[str] = []
-    attach_reference(run, told.append)
-    return told
+    messages: list[str] = []
+    attach_reference(run, messages.append)
+    return messages
 
 
 def stores(tmp_path: Path) -> dict[str, np.ndarray]:
@@ -77,14 +77,16 @@ def stores(tmp_path: Path) -> dict[str, np.ndarray]:
 
 def test_they_are_those_of_the_model_and_only_of_rows_that_are_seen(configure: Configure, tmp_path: Path) -> None:
     begin = begun(configure())
-    told = attach(begin)
-    assert [line.split(":")[0].split(" of ")[-1] for line in told] == ["train rows", "validation rows"]
+    messages = attach(begin)
+    assert [line.split(":")[0].split(" of ")[-1] for line in messages] == ["train rows", "validation rows"]
     model = hf_format.load(tmp_path / "base")
-    seen = set(begin.loader.rows_of_steps(np.arange(3 + LEFT_OUT), BATCH).ravel().tolist())
+    read_rows = set(begin.loader.rows_of_steps(np.arange(3 + LEFT_OUT), BATCH).ravel().tolist())
     values = begin.loader.reference
     assert values is not None and values.shape == (begin.loader.num_rows, 2)
-    assert set(np.flatnonzero(~np.isnan(values).any(1)).tolist()) == seen and len(seen) < begin.loader.num_rows
-    for row in seen:
+    assert (
+        set(np.flatnonzero(~np.isnan(values).any(1)).tolist()) == read_rows and len(read_rows) < begin.loader.num_rows
+    )
+    for row in read_rows:
         batch = begin.loader.batch_of(np.array([row]))
         prompt = torch.from_numpy(batch.input_ids[:, : batch.input_lengths[0]])
         for side in (0, 1):
@@ -110,16 +112,18 @@ def test_what_is_stored_is_not_computed_again(configure: Configure, tmp_path: Pa
     longer = begun(configure(run_name="longer", max_steps=8))
     assert attach(longer)[0].startswith("reference log-probabilities of train rows")
     after = stores(tmp_path)
-    known = ~np.isnan(before["train"])
+    is_known = ~np.isnan(before["train"])
     assert (
-        np.array_equal(before["train"][known], after["train"][known])
-        and np.isnan(after["train"]).sum() < (~known).sum()
+        np.array_equal(before["train"][is_known], after["train"][is_known])
+        and np.isnan(after["train"]).sum() < (~is_known).sum()
     )
 
 
 def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference_module, "BLOCK_ROWS", 4)
-    begin, write, calls = begun(configure()), ReferenceStore.write, []
+    begin = begun(configure())
+    write = ReferenceStore.write
+    calls: list[np.ndarray] = []
 
     def stop(store: ReferenceStore, rows: np.ndarray, values: np.ndarray) -> None:
         if len(calls) == 2:
@@ -130,8 +134,8 @@ def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monk
     monkeypatch.setattr(ReferenceStore, "write", stop)
     with pytest.raises(KeyboardInterrupt):
         attach(begin)
-    (found,) = stores(tmp_path).values()
-    assert (~np.isnan(found).any(1)).sum() == 8
+    (values,) = stores(tmp_path).values()
+    assert (~np.isnan(values).any(1)).sum() == 8
     monkeypatch.setattr(ReferenceStore, "write", write)
     assert f"{4 + LEFT_OUT * BATCH} to compute" in attach(begin)[0]
 
@@ -147,7 +151,7 @@ def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure,
     (folder / "train.npy").unlink()
     with pytest.raises(UserError, match="is not the model any more"):
         attach(begin)
-    save_trained(tmp_path / "base")  # as it was
+    save_trained(tmp_path / "base")  # The model is as it was.
     assert len(attach(begin)) == 1
 
 

@@ -55,8 +55,8 @@ def test_data_by_address_and_by_name(hub: FakeHub) -> None:
         (folder / f"{split}-00000-of-00001.jsonl").write_text(f'{{"text": "{split}"}}\n')
     (folder.parent / "README.md").write_text("a card")
     contents, refused, mark = call(read)
-    for (spec, _, splits), found in zip(CASES, contents, strict=True):
-        assert found == [f'{{"text": "{split}"}}\n'.encode() for split in splits], spec
+    for (spec, _, splits), content in zip(CASES, contents, strict=True):
+        assert content == [f'{{"text": "{split}"}}\n'.encode() for split in splits], spec
     assert len(refused) == 2
     (folder / "test-00000-of-00001.jsonl").write_text('{"text": "TEST"}\n')
     assert call(read)[2] != mark, "what has changed is prepared anew"

@@ -58,13 +58,15 @@ def test_nothing_decided_is_auto(config: Config) -> None:
 def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
     """What the command plan looks up by itself is what a run has in its hands."""
     assert resolve(config, MACHINE, RunRows.known(config, MACHINE)).rows.sample is not None
-    made = prepare(config)
-    train, validation = (loader_of(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
+    prepared = prepare(config)
+    train, validation = (
+        loader_of(split, prepared.objective, config) for split in (prepared.train_dir, prepared.validation_dir)
+    )
     planned = resolve(config, MACHINE, RunRows.known(config, MACHINE))
     batch = planned.counted.effective_batch_size
     steps = range(planned.counted.max_steps)
     eval_rows = config.train.eval_rows
-    ahead = RunRows.ahead(made, train, validation, steps, effective_batch_size=batch, eval_rows=eval_rows)
+    ahead = RunRows.ahead(prepared, train, validation, steps, effective_batch_size=batch, eval_rows=eval_rows)
     run = resolve(config, MACHINE, ahead)
     assert (planned.plan, planned.steps) == (run.plan, run.steps)
     assert (
@@ -85,9 +87,9 @@ def test_rows_that_are_not_prepared_are_like_a_sample_of_them(config: Config) ->
     """With a margin where the sample may miss something; here it is all there is."""
     sampled = resolve(config, MACHINE, RunRows.known(config, MACHINE))
     prepare(config)
-    known = resolve(config, MACHINE, RunRows.known(config, MACHINE))
+    of_run = resolve(config, MACHINE, RunRows.known(config, MACHINE))
     assert (sampled.rows.source_tokens, sampled.rows.target_tokens) == (45, 10)
-    assert (sampled.rows.held_out, known.rows.held_out) == (1, 2)
-    assert known.rows.count is not None and sampled.rows.count == pytest.approx(known.rows.count, rel=0.05)
-    assert 0 <= sampled.plan.peak_bytes - known.plan.peak_bytes < known.plan.peak_bytes / 50
-    assert sampled.steps == known.steps
+    assert (sampled.rows.held_out, of_run.rows.held_out) == (1, 2)
+    assert of_run.rows.count is not None and sampled.rows.count == pytest.approx(of_run.rows.count, rel=0.05)
+    assert 0 <= sampled.plan.peak_bytes - of_run.plan.peak_bytes < of_run.plan.peak_bytes / 50
+    assert sampled.steps == of_run.steps
