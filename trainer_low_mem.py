@@ -222,19 +222,12 @@ class LowMemTrainer:
         live = self.live
         controller = live.controller
         steps = self.steps
-        noted_threads = live.run.threads.most
         if live.state.step == 0:
             evaluate(live)
         while live.state.step < steps.max_steps and not live.best.should_stop:
             controller.before_step(live.state.step, live.run.loader.num_rows)
             number = live.state.step + 1
-            is_done = self._step(number)
-            threads = live.run.threads
-            if threads.now != noted_threads:
-                noted_threads = threads.now
-                text = "computing with {now} of {most} threads, as many as other programs leave"
-                self.log.tell(say(text, now=threads.now, most=threads.most), is_shown=False)
-            if not is_done:
+            if not self._step(number):
                 continue
             if controller.after_step(number):
                 live.follow_plan()

@@ -117,13 +117,8 @@ def _is_valid(value: Any, annotation: str, name: str) -> bool:
         return value in CHOICE_NAMES[name]
     if annotation == "tuple[int, ...]":
         return isinstance(value, (list, tuple)) and all(type(each) is int and each > 0 for each in value)
-    json_types: dict[str, tuple[type, ...]] = {
-        "int": (int,),
-        "float": (int, float),
-        "None": (type(None),),
-        "bool": (bool,),
-        "str": (str,),
-        "dict[str, Any]": (dict,),
-    }
-    allowed = [cls for word in annotation.split(" | ") for cls in json_types[word]]
-    return type(value) in allowed and not (type(value) is int and value < 0)
+    words = annotation.split(" | ")
+    if type(value) is int:
+        return value >= 0 and not {"int", "float"}.isdisjoint(words)
+    names = {type(None): "None", bool: "bool", float: "float", str: "str", dict: "dict[str, Any]"}
+    return names.get(type(value)) in words

@@ -329,14 +329,15 @@ def taken_up(state: TrainingState, now: dict[str, Any], metric: str) -> tuple[Tr
             now_held_out=f"{now['held_out_rows']:,}",
         )
         return dataclasses.replace(state, best_eval_loss=None, best_evaluation=None, best_metric=None), [note]
-    notes: list[str] = []
     decisive_rows = "answered_rows" if needs_answers(metric) else "eval_rows"
-    for name, rows in {LOSS: "eval_rows", metric: decisive_rows}.items():
+    notes: list[str] = []
+    measured: list[tuple[str, str, dict[str, Any]]] = [
+        (LOSS, "eval_rows", {"best_eval_loss": None, "best_evaluation": None}),
+        (metric, decisive_rows, {"best_metric": None}),
+    ]
+    for name, rows, best_numbers in measured:
         if before[rows] != now[rows]:
+            state = dataclasses.replace(state, **best_numbers)
             text = "the best {metric} starts over: it was measured on {before}, and is now measured on {now}"
             notes.append(say(text, metric=name, before=counted(before[rows], "row"), now=counted(now[rows], "row")))
-    if before["eval_rows"] != now["eval_rows"]:
-        state = dataclasses.replace(state, best_eval_loss=None, best_evaluation=None)
-    if before[decisive_rows] != now[decisive_rows]:
-        state = dataclasses.replace(state, best_metric=None)
-    return state, notes
+    return state, list(dict.fromkeys(notes))

@@ -70,12 +70,12 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     here = {name: ours[name] for name in places()}
     saved = load(command, {"config": record, **here})
     of_run = saved.as_dict()
-    flags = {name: value for name, value in ours.items() if config.typed(name) and name not in PLAN_FLAGS}
+    typed = {name: ours[name] for name in ours if config.typed(name) and name not in PLAN_FLAGS}
+    flags = {name: value for name, value in typed.items() if value != AUTO or name not in DEFINING}
     if ours["class_weights"] == "balanced" and of_run["class_weights"] is not None:
         flags.pop("class_weights", None)  # The run has computed them from its rows.
     if ours["finetune_from"] in (AUTO, None) or str(ours["finetune_from"]).startswith("hf://"):
         flags.pop("finetune_from", None)  # The run has decided it; a folder may be where its start lies now.
-    flags = {name: value for name, value in flags.items() if value != AUTO or name not in DEFINING}
     problems: list[str] = []
     for name, value in flags.items():
         if name in DEFINING and value != of_run[name]:
@@ -86,10 +86,11 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     # Where the run has a base, the shape is the base's, and no preset's.
     is_other_preset = config.typed("model_preset") and config.model_preset != saved.model_preset
     if is_other_preset and saved.train.finetune_from in (None, AUTO):
-        of_preset = [
-            name for name in SHAPE_SETTINGS if name not in TOKENIZER_SETTINGS and config.origin(name) == "preset"
+        differences = [
+            f"{name} {of_run[name]}"
+            for name in SHAPE_SETTINGS
+            if name not in TOKENIZER_SETTINGS and config.origin(name) == "preset" and ours[name] != of_run[name]
         ]
-        differences = [f"{name} {of_run[name]}" for name in of_preset if ours[name] != of_run[name]]
         if differences:
             text = (
                 "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or "
