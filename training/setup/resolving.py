@@ -1,8 +1,8 @@
 """`resolve(config, machine, rows)` decides all settings that were left `auto`; torch is not imported.
 
 Three things meet here: what was asked for (`Config`), what there is (`Machine`), and the rows that will be read
-(`RunRows`). A run that starts, one that goes on and the command `plan` all come through `resolve`, so that what is planned
-is what is done.
+(`RunRows`). A run that starts, one that goes on and the command `plan` all come through `resolve`, so that what is
+planned is what is done.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class RunSpec:
     """A run in which nothing is left to decide: beside `config`, no value here is auto.
 
     Args:
-        config: the settings, with the objective of the rows. machine, rows: what they were decided for. done: steps that
-            were done before.
+        config: the settings, with the objective of the rows. machine, rows: what they were decided for.
+        done: steps that were done before.
         plan: how its steps go, in how much memory. steps: how many there are, and their learning rates; None: that
             cannot be known, since the rows are not counted and no number of steps is named.
     """

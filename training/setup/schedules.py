@@ -25,9 +25,9 @@ ONE_CYCLE_START_DIVISOR = 25.0
 ONE_CYCLE_END_DIVISOR = 1e4
 
 # A model that has learnt before moves, where steps are scaled by each weight's size, a tenth of what a random one of
-# its size learns at: 1e-3 for adafactor above 390M weights, as in the T5 paper (Raffel et al. 2020, section 3.1.3, constant
-# at 0.001), and 1.75e-3 for t5-small's 60M. Smaller ones have to move further: with 3.2M and 0.5M weights a tenth left
-# most of two tasks unlearnt that 1e-2 and 3e-2 learnt, and 20M learn summaries the better the more
+# its size learns at: 1e-3 for adafactor above 390M weights, as in the T5 paper (Raffel et al. 2020, section 3.1.3,
+# constant at 0.001), and 1.75e-3 for t5-small's 60M. Smaller ones have to move further: with 3.2M and 0.5M weights a
+# tenth left most of two tasks unlearnt that 1e-2 and 3e-2 learnt, and 20M learn summaries the better the more
 # (docs/benchmarks.md, rates). So the part rises with the 0.8th power, to the whole rate at 3.4M.
 FINETUNE_RATE = 0.1
 FINETUNE_WEIGHTS = 60e6
