@@ -151,7 +151,7 @@ class LowMemTrainer:
                 # Once the run has begun, the one that it replaces is deleted, and there is nothing to restore.
                 resources.callback(restore_replaced_run, run.run_dir)
             self._begin(run, resources)
-            with self.monitor.phase("train"):  # Evaluations and checkpoints are phases of their own inside it.
+            with run.monitor.phase("train"):  # Evaluations and checkpoints are phases of their own inside it.
                 self._loop()
             return self._finish()
 
@@ -161,10 +161,7 @@ class LowMemTrainer:
         plan = run.spec.plan
         values = config.as_dict()
         self.config = config
-        self.output = config.run
-        self.weight_decay = config.train.weight_decay
-        self.monitor = run.monitor
-        self.steps = run.spec.counted
+        self.weight_decay = config.train.weight_decay  # A setting that is read later is noted as unread.
         self.group.resumes_by(resume_command(values))
         track = resources.enter_context(trackers(self.accelerator, config.run, values))
         self.log = log = resources.enter_context(
@@ -221,7 +218,7 @@ class LowMemTrainer:
     def _loop(self) -> None:
         live = self.live
         controller = live.controller
-        steps = self.steps
+        steps = live.run.spec.counted
         if live.state.step == 0:
             evaluate(live)
         while live.state.step < steps.max_steps and not live.best.should_stop:
@@ -257,15 +254,15 @@ class LowMemTrainer:
         """One optimizer step. False: memory did not suffice, or it was not finite; the state says where to go on."""
         live = self.live
         began = time.perf_counter()
-        rate = self.steps.rate(number) * live.divergence.rate_factor
+        rate = live.run.spec.counted.rate(number) * live.divergence.rate_factor
         batches = live.batches(number)
         labels, tokens = self.group.all_reduce_sum(
             sum(batch.num_labels for batch in batches), sum(batch.num_tokens for batch in batches)
         )
-        step = Step(number, rate, self.weight_decay, self.output.seed)
+        step = Step(number, rate, self.weight_decay, live.output.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not isinstance(outcome, Done):
-            self.monitor.sample()  # The memory of the failed step counts before the plan that follows.
+            live.monitor.sample()  # The memory of the failed step counts before the plan that follows.
             self.recorder.note_peak(number)
             recover(live, outcome, number)
             return False
@@ -294,14 +291,14 @@ class LowMemTrainer:
         is_mean_live = not self._poll_requests().ends_run and publish_mean(live)
         prompt = self._show_samples(is_published=is_mean_live)
         log.memory(live.state.step, "end")
-        self.monitor.stop()
+        live.monitor.stop()
         summary = self.recorder.end(prompt or "...")
         if live.is_main and best is not None:
-            with writing("output_dir", self.output.output_dir):
+            with writing("output_dir", live.output.output_dir):
                 write_card(run.run_dir, run.run_dir)
         self.group.wait()
         try:
-            repository = self.output.push_to_hub
+            repository = live.output.push_to_hub
             if repository is not None and live.checkpoints.latest() is not None:
                 address = self.group.run_on_main(lambda: push(repository, run.run_dir))
                 log.tell(say("uploaded: {address}", address=address))
@@ -321,5 +318,5 @@ class LowMemTrainer:
         if not live.is_main:
             return None
         live.controller.before("samples", live.state.step)
-        with self.monitor.phase("samples"):
+        with live.monitor.phase("samples"):
             return show_samples(live)
