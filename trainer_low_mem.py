@@ -18,7 +18,7 @@ from typing import NamedTuple
 from data.prepare.preview import table_of_shards
 from devices.environment import PRODUCT_CACHES, prepare_environment
 
-# before accelerate imports torch: whoever imports this file has no command line that would do it
+# Whoever imports this file has no command line that would do this before accelerate imports torch.
 IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and "torch" in sys.modules
 
 from accelerate import Accelerator, InitProcessGroupKwargs
@@ -79,10 +79,10 @@ use_ultra_low_mem = "auto"
 class Requests(NamedTuple):
     """What was requested of a run since its last step."""
 
-    stops: bool  # by a signal, the page or a callback
+    stops: bool  # A signal, the page or a callback has asked for the end.
     saves: bool
-    is_exhausted: bool  # by the memory controller, which has nothing left to reduce
-    stays_stopped: bool  # by the page or a callback, unlike by a signal, which may mean one machine only
+    is_exhausted: bool  # The memory controller has nothing left to reduce.
+    stays_stopped: bool  # The page or a callback has asked for the end; a signal may mean one machine only.
 
     @property
     def ends_run(self) -> bool:
@@ -99,8 +99,8 @@ class LowMemTrainer:
             returns "stop" ends the run behind its step, saved, and "save" has it write a checkpoint.
         run: the run with its rows prepared; None: that is still to come.
         metrics: of your own, name -> function(answers, references) of two lists of texts that gives a number, of which
-            more is better: evaluations log it, of `eval_generate_rows` rows (auto: `eval_rows`), and `metric_for_best`
-                may name it.
+            more is better (of one that is best at 100, give `-abs(value - 100)`): evaluations log it, of
+            `eval_generate_rows` rows (auto: `eval_rows`), and `metric_for_best` may name it.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class LowMemTrainer:
         metrics: Mapping[str, OwnMetric] | None = None,
     ) -> None:
         if metrics and config.metrics.eval_generate_rows == AUTO:
-            config = config.changed(eval_generate_rows=config.train.eval_rows)
+            config = config.with_changes(eval_generate_rows=config.train.eval_rows)
             refuse(check(config))
         self.config = config
         self.callbacks = callbacks
@@ -131,10 +131,9 @@ class LowMemTrainer:
         config = self.config
         speak(config.run.language)
         refuse([*foreign_engines(), *launch_problems()])
-        tune_malloc("small")  # until the plan has chosen
-        output = (
-            config.run if self.run is None else self.run.data.config.run
-        )  # Of a run that goes on, what it has saved.
+        tune_malloc("small")  # The plan chooses later.
+        # A run that goes on has the device and trackers that it has saved.
+        output = config.run if self.run is None else self.run.data.config.run
         device = devices.pick(output.device, local_rank(), local_processes())
         self.accelerator = Accelerator(
             cpu=device.name == "cpu",
@@ -143,30 +142,28 @@ class LowMemTrainer:
             project_dir=config.run.log_dir,
         )
         assert self.accelerator.num_processes >= num_processes(), "processes that know nothing of each other"
-        with ExitStack() as held:
-            self.group = held.enter_context(Group(self.accelerator))
-            prepared = self.run or prepare_run(config, held, self.group, self.metrics)
+        with ExitStack() as resources:
+            self.group = resources.enter_context(Group(self.accelerator))
+            prepared = self.run or prepare_run(config, resources, self.group, self.metrics)
             run = set_up(prepared, self.group, device)
             if self.group.is_main:
-                held.callback(restore_replaced_run, run.run_dir)  # where it is not deleted once the run has begun
-            self._begin(run, held)
-            with self.monitor.phase("train"):  # evaluations and checkpoints are phases of their own inside it
+                # Once the run has begun, the one that it replaces is deleted, and there is nothing to restore.
+                resources.callback(restore_replaced_run, run.run_dir)
+            self._begin(run, resources)
+            with run.monitor.phase("train"):  # Evaluations and checkpoints are phases of their own inside it.
                 self._loop()
             return self._finish()
 
-    def _begin(self, run: ResolvedRun, held: ExitStack) -> None:
+    def _begin(self, run: ResolvedRun, resources: ExitStack) -> None:
         """Open the log, say what will be done, build the model."""
         config = run.config
         plan = run.spec.plan
         values = config.as_dict()
         self.config = config
-        self.output = config.run
-        self.weight_decay = config.train.weight_decay
-        self.monitor = run.monitor
-        self.steps = run.spec.counted
+        self.weight_decay = config.train.weight_decay  # A setting that is read later is noted as unread.
         self.group.resumes_by(resume_command(values))
-        track = held.enter_context(trackers(self.accelerator, config.run, values))
-        self.log = log = held.enter_context(
+        track = resources.enter_context(trackers(self.accelerator, config.run, values))
+        self.log = log = resources.enter_context(
             RunLog(
                 config.run,
                 config.train,
@@ -177,14 +174,14 @@ class LowMemTrainer:
                 listeners=[track, *self.callbacks],
             )
         )
-        for text in run.told:
+        for text in run.shown_notes:
             log.tell(text, is_shown=False)
-        if IS_UNBOUNDED and run.device.name == "cpu":  # torch reads that once, with the first of its products
-            told = (
+        if IS_UNBOUNDED and run.device.name == "cpu":
+            text = (
                 "torch was imported before trainer_low_mem: its matrix-product caches may already be unbounded, and "
                 "the run may exceed its budget; import trainer_low_mem first, in a fresh kernel"
             )
-            log.tell(say(told))
+            log.tell(say(text))
         for text in (*run.notes, headline(run)):
             log.tell(text)
         if self.group.is_main and not config.train.is_keep_training:
@@ -206,11 +203,11 @@ class LowMemTrainer:
             with run.monitor.phase("reference"):
                 attach_reference(run, log.tell)
         self.live = LiveRun(run, controller, log)
-        held.callback(lambda: self.live.close())
+        resources.callback(lambda: self.live.close())
         if self.group.is_main:
             delete_replaced_run(run.run_dir)
         self.recorder = Recorder(self.live, plan)
-        self.interrupts = held.enter_context(Interrupts(self.group.is_main))
+        self.interrupts = resources.enter_context(Interrupts(self.group.is_main))
         self.stays_stopped = False
         for text in unread(config, training_command(values)):
             log.tell(text)
@@ -218,27 +215,20 @@ class LowMemTrainer:
         run.threads.look_anew()
 
     def _loop(self) -> None:
-        live, controller, steps = self.live, self.live.controller, self.steps
-        noted_threads = live.run.threads.most
+        live = self.live
+        controller = live.controller
+        steps = live.run.spec.counted
         if live.state.step == 0:
             evaluate(live)
         while live.state.step < steps.max_steps and not live.best.should_stop:
             controller.before_step(live.state.step, live.run.loader.num_rows)
             number = live.state.step + 1
-            is_done = self._step(number)
-            if (threads := live.run.threads.now) != noted_threads:
-                note = say(
-                    "computing with {now} of {most} threads, as many as other programs leave",
-                    now=threads,
-                    most=live.run.threads.most,
-                )
-                self.log.tell(note, is_shown=False)
-                noted_threads = threads
-            if not is_done:
+            if not self._step(number):
                 continue
             if controller.after_step(number):
                 live.follow_plan()
-            requests, is_last = self._poll_requests(), number == steps.max_steps
+            requests = self._poll_requests()
+            is_last = number == steps.max_steps
             is_best = (is_last or number % steps.eval_steps == 0) and evaluate(live)
             ends = is_last or live.best.should_stop or requests.ends_run
             is_due = ends or is_best or requests.saves or number % steps.save_steps == 0
@@ -261,14 +251,17 @@ class LowMemTrainer:
 
     def _step(self, number: int) -> bool:
         """One optimizer step. False: memory did not suffice, or it was not finite; the state says where to go on."""
-        live, began = self.live, time.perf_counter()
-        rate, batches = self.steps.rate(number) * live.divergence.rate_factor, live.batches(number)
-        counts = sum(batch.num_labels for batch in batches), sum(batch.num_tokens for batch in batches)
-        labels, tokens = self.group.all_reduce_sum(*counts)
-        step = Step(number, rate, self.weight_decay, self.output.seed)
+        live = self.live
+        began = time.perf_counter()
+        rate = live.run.spec.counted.rate(number) * live.divergence.rate_factor
+        batches = live.batches(number)
+        labels, tokens = self.group.all_reduce_sum(
+            sum(batch.num_labels for batch in batches), sum(batch.num_tokens for batch in batches)
+        )
+        step = Step(number, rate, self.weight_decay, live.output.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not isinstance(outcome, Done):
-            self.monitor.sample()  # what the failed step took is no peak of the plan that follows
+            live.monitor.sample()  # The memory of the failed step counts before the plan that follows.
             self.recorder.note_peak(number)
             recover(live, outcome, number)
             return False
@@ -287,7 +280,9 @@ class LowMemTrainer:
         return Requests(*(count > 0 for count in self.group.all_reduce_sum(*map(float, here))))
 
     def _finish(self) -> Summary:
-        live, log, run = self.live, self.log, self.live.run
+        live = self.live
+        log = self.log
+        run = live.run
         log.progress.stop()
         best = live.checkpoints.named_best() or live.checkpoints.latest()
         if live.is_main and best is not None:
@@ -295,14 +290,15 @@ class LowMemTrainer:
         is_mean_live = not self._poll_requests().ends_run and publish_mean(live)
         prompt = self._show_samples(is_published=is_mean_live)
         log.memory(live.state.step, "end")
-        self.monitor.stop()
+        live.monitor.stop()
         summary = self.recorder.end(prompt or "...")
         if live.is_main and best is not None:
-            with writing("output_dir", self.output.output_dir):
+            with writing("output_dir", live.output.output_dir):
                 write_card(run.run_dir, run.run_dir)
         self.group.wait()
         try:
-            if (repository := self.output.push_to_hub) is not None and live.checkpoints.latest() is not None:
+            repository = live.output.push_to_hub
+            if repository is not None and live.checkpoints.latest() is not None:
                 address = self.group.run_on_main(lambda: push(repository, run.run_dir))
                 log.tell(say("uploaded: {address}", address=address))
         finally:
@@ -314,15 +310,12 @@ class LowMemTrainer:
         prompt.
         """
         live = self.live
-        if (
-            live.train.sample_rows
-            and not is_published
-            and not self._poll_requests().ends_run
-            and not live.take_published()
-        ):
-            return None
+        if live.train.sample_rows and not is_published:
+            ends = self._poll_requests().ends_run
+            if not ends and not live.take_published():
+                return None
         if not live.is_main:
             return None
         live.controller.before("samples", live.state.step)
-        with self.monitor.phase("samples"):
+        with live.monitor.phase("samples"):
             return show_samples(live)

@@ -89,7 +89,9 @@ def cases() -> Iterator[tuple[str, Config, Machine, int, int]]:
                 config = load(command, {"train_file": "any", **flags, **size})
                 has_decoder = config.model.num_decoder_layers > 0
                 # As long as a row that has such a target can be:
-                tokens = config.task.longest_target(config.changed(max_target_len=target).data, source, has_decoder)
+                tokens = config.task.longest_target(
+                    config.with_changes(max_target_len=target).data, source, has_decoder
+                )
                 for name, machine in known.items():
                     among = MODE_MACHINES if mode != "auto" else SOME_MACHINES
                     if name in among or (mode == "auto" and work in WORKS_EVERYWHERE):

@@ -77,7 +77,7 @@ def find_answering(config: Config, command: str) -> Answering:
         return Answering(config, model)
     answers = read_list(config, sources, model.tokenizer)
     note(describe(answers.tree, sources))
-    return Answering(config.changed(**answers.settings), model, answers.tree)
+    return Answering(config.with_changes(**answers.settings), model, answers.tree)
 
 
 def _with_answer_settings(config: Config, model: SavedModel, command: str) -> Config:

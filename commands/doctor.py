@@ -30,7 +30,7 @@ from settings.tasks import default_objective
 from training.report.progress import Progress
 from training.report.wording import about
 from training.saved_model import SHAPE_SETTINGS, find_model
-from training.setup.resolving import Rows, RunSpec, resolve
+from training.setup.resolving import RunRows, RunSpec, resolve
 
 DEVICE_SECONDS = 60.0
 LORA_RANKS = (4, 16, 64)
@@ -53,7 +53,7 @@ def doctor(config: Config) -> None:
         name = config.checkpoint.model
         has_model = True
         shape = find_model(config).shape
-        config = config.changed(**{field: getattr(shape, field) for field in SHAPE_SETTINGS})
+        config = config.with_changes(**{field: getattr(shape, field) for field in SHAPE_SETTINGS})
     inventory = take_inventory(weights_folder(config.memory, config.run))
     report: dict[str, Any] = {"machine": inventory, "torch": {}, "devices": [], "problem": "", "model": None}
     machine = None
@@ -122,11 +122,12 @@ def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | N
     cases: list[tuple[Case, RunSpec | None]] = []
     for kind, label, changes in variations:
         # Samples at the end of a run would take time here, and no memory.
-        changed = config.changed(sample_rows=0, objective=objective, **changes)
+        changed = config.with_changes(sample_rows=0, objective=objective, **changes)
         case: Case = {"kind": kind, "label": str(label), "load_bytes": None, "peak_bytes": None, "seconds": None}
         spec = None
         try:
-            spec = resolve(changed, machine, Rows.as_set(changed.data, objective, changed.train.eval_rows))
+            rows = RunRows.as_set(changed.data, objective, changed.train.eval_rows)
+            spec = resolve(changed, machine, rows)
             plan = spec.plan
             case |= {"load_bytes": plan.phases["load"], "peak_bytes": plan.peak_bytes, "seconds": plan.seconds}
             case["outcome"] = ""
@@ -165,7 +166,7 @@ def measure(spec: RunSpec) -> dict[str, Any]:
     shapes = Shapes.longest(num_rows, spec.rows.source_tokens, spec.rows.target_tokens)
     steps = tuple(map(tuple, shapes.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)))
     evaluation = shapes.worst_steps(choice.eval_batch_size_per_gpu)[0][0]
-    result = probe(ProbeRequest(spec.asked, choice, steps, evaluation), None, MOST_PROBE_SECONDS)
+    result = probe(ProbeRequest(spec.config, choice, steps, evaluation), None, MOST_PROBE_SECONDS)
     phases = result.phases or {}
     return {
         "outcome": result.failed,

@@ -36,7 +36,7 @@ from settings.tasks import MODEL_HEADS, command_of, task_named
 from tasks.base import Outputs, Watch
 from training.evaluation.losses import Evaluation, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
-from training.evaluation.samples import SHOWN, References, Sample, generate_metrics
+from training.evaluation.samples import SHOWN, AnsweredRow, References, generate_metrics
 from training.evaluation.scores import WORD_SCORES, AnswerScores, metric_names
 from training.evaluation.stopping import LOSS
 from training.processes.group import Group
@@ -60,7 +60,7 @@ class Answers:
 
     count: int = 0
     cut: int = 0
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[AnsweredRow] = field(default_factory=list)
     unlisted: list[str] = field(default_factory=list)
     references: References = field(default_factory=References)
 
@@ -90,7 +90,9 @@ def evaluate(config: Config) -> Evaluation:
     signatures = AnswerScores(names).signatures if answered else {}
     trained = replace(answering, config=config).load(AnswerBatch(1, *loader.longest))
     requested = config.train.eval_batch_size_per_gpu
-    batch_size = rows_to_measure(trained.held, trained.budget.limit(), requested, EVALUATION_BATCH, loader.longest)
+    batch_size = rows_to_measure(
+        trained.held_model, trained.budget.limit(), requested, EVALUATION_BATCH, loader.longest
+    )
     answer_rows = 0
     if answered:
         batch = AnswerBatch.by(config.generate, min(answered, ANSWERED_TOGETHER), loader.longest[0])
@@ -129,7 +131,7 @@ def evaluate(config: Config) -> Evaluation:
                     rows=answered,
                     batch_size=answer_rows,
                     names=names,
-                    shown=SHOWN,
+                    num_samples=SHOWN,
                     of=of,
                 )
                 results[name].metrics.update(scores)
@@ -226,7 +228,7 @@ def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared
     if head.has_labels:
         # Where nothing else is said, nothing is cut, as in `train`.
         saved = {"max_seq_len": MOST_TOKENS, "eval_rows": HEAD_EVAL_ROWS, **saved, "objective": head.task}
-    config = config.with_saved(saved).changed(
+    config = config.with_saved(saved).with_changes(
         **vars(model.shape), tokenizer_dir=str(model.tokenizer), extra_tokens=None
     )
     refuse(check(config))

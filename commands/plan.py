@@ -41,8 +41,8 @@ from training.report.wording import duration
 from training.setup.answer_list import answer_sources, foreseen_tree
 from training.setup.base import find_base
 from training.setup.data import reopens_files, rows_for
-from training.setup.resolving import Rows, RunSpec, resolve
-from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
+from training.setup.resolving import RunRows, RunSpec, resolve
+from training.setup.resuming import resumed_config, run_to_resume
 
 MACHINE = "training.setup.plan:machine_for"  # in a child: it imports torch
 MODES = ("standard", "low", "ultra")
@@ -111,10 +111,10 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         UserError: what was named is not there, and no --model_preset says what it is like.
     """
     run_dir = Path(config.run.output_dir, config.run.run_name)
-    resumed_dir = None
     requested = config
-    if goes_on(config.run, config.train.is_keep_training):
-        run_dir = resumed_dir = find_run_to_resume(config.run.output_dir, config.run.run_name)
+    resumed_dir = run_to_resume(config.run, config.train.is_keep_training)
+    if resumed_dir is not None:
+        run_dir = resumed_dir
         requested = replace(resumed_config(config, run_dir), plan=config.plan)
     elif config.run.run_name != AUTO:
         refuse(check_name(config.run.run_name))
@@ -136,13 +136,13 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         steps_done = step_of(start.folder)
         return config, [say("{run} continues after step {step}", run=run_dir.name, step=steps_done)], steps_done
     if start.folder is not None:
-        return config, start.told or [say("starting from {model}", model=start.folder)], 0
+        return config, start.reasons or [say("starting from {model}", model=start.folder)], 0
     if config.data.train_file is not None and not (config.given("vocab_size") or config.task.writes_text):
-        with suppress(UserError, NotMade):  # Rows.known says what is wrong.
+        with suppress(UserError, NotMade):  # RunRows.known says what is wrong.
             tokens = look(config, count_tokens, config)
             if tokens:
-                config = config.changed(vocab_size=rows_for(tokens))
-    return config, start.told, 0
+                config = config.with_changes(vocab_size=rows_for(tokens))
+    return config, start.reasons, 0
 
 
 def _planned(config: Config, target: str, steps_done: int, tree_bytes: int) -> PlannedRun:
@@ -157,8 +157,8 @@ def _planned(config: Config, target: str, steps_done: int, tree_bytes: int) -> P
     machine = with_libraries(_machine(config, target), config.metrics)
     if machine.base_bytes:
         machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes)
-    rows = Rows.known(config, machine)
-    config = config.changed(objective=rows.objective)
+    rows = RunRows.known(config, machine)
+    config = config.with_changes(objective=rows.objective)
     count = 0
     examples: Table = []
     if config.data.train_file is not None:
@@ -175,15 +175,15 @@ def _planned(config: Config, target: str, steps_done: int, tree_bytes: int) -> P
         is_same = other.data == config.data and other.train.effective_batch_size == config.train.effective_batch_size
         its_rows = spec.rows
         if its_rows.sample is not None:
-            its_rows = Rows.of_sample(other, here, its_rows.sample)
+            its_rows = RunRows.of_sample(other, here, its_rows.sample)
         elif its_rows.lengths is None or not is_same:
-            its_rows = Rows.known(other, here)
+            its_rows = RunRows.known(other, here)
         return resolve(other, here, its_rows).plan
 
     modes: dict[str, Plan | None] = dict.fromkeys(MODES)
     for mode in MODES:
         with suppress(UserError):  # It does not fit, or a setting that is asked for is not possible there.
-            modes[mode] = plan_of(config.changed(memory_mode=mode))
+            modes[mode] = plan_of(config.with_changes(memory_mode=mode))
     changes = what_else(config, spec.plan, plan_of, MOST_CHANGES)
     ladder = outcomes(StepSettings.of(config), spec.work, machine, spec.plan)
     return PlannedRun(spec, modes, changes, ladder, examples)
@@ -204,7 +204,7 @@ def _machine(config: Config, target: str) -> Machine:
     return this_machine(budget, config.run.num_threads, folder)
 
 
-def _assumed(rows: Rows, data: DataConfig) -> list[str]:
+def _assumed(rows: RunRows, data: DataConfig) -> list[str]:
     """On which rows a plan rests, where they are not prepared."""
     if rows.sample is not None:
         text = (
@@ -223,12 +223,12 @@ def _assumed(rows: Rows, data: DataConfig) -> list[str]:
 
 def _counted(spec: RunSpec, count: int) -> RunSpec:
     """The run with about so many rows, where nothing is prepared and no steps are named, and remarks on that."""
-    config = spec.asked
+    config = spec.config
     remarks = _assumed(spec.rows, config.data)
     text = "time: for about {rows} ({steps}) with the lengths of the sample; exact once the data is prepared"
     if spec.rows.sample is not None:
         count = 0 if config.train.max_steps != AUTO else spec.rows.sample.about_rows
-        longest = Rows.as_set(config.data, spec.rows.objective, config.train.eval_rows)
+        longest = RunRows.as_set(config.data, spec.rows.objective, config.train.eval_rows)
         try:
             peak = format_size(resolve(config, spec.machine, longest).plan.peak_bytes)
             remarks.append(
@@ -260,7 +260,7 @@ def _as_json(planned: PlannedRun) -> dict[str, Any]:
         "alternatives": [asdict(one) for one in [Alternative.of("planned", chosen), *planned.changes]],
         "changes": [asdict(change) for change in planned.changes],
         "machine": asdict(planned.spec.machine),
-        "disk": disk_need(planned.spec.asked, chosen.choice.storage, chosen.choice, chosen.seconds).as_dict(),
+        "disk": disk_need(planned.spec.config, chosen.choice.storage, chosen.choice, chosen.seconds).as_dict(),
     }
 
 
@@ -269,7 +269,7 @@ def _show_tables(planned: PlannedRun, target: str, notes: list[str]) -> None:
     for note in notes:
         progress.note(note)
     spec = planned.spec
-    config = spec.asked
+    config = spec.config
     chosen = spec.plan
     what = say(
         "{model} on {machine}, {source} + {target} tokens ({objective})",

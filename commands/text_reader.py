@@ -94,7 +94,7 @@ class TextReader:
 
     def model_held(self, longest: int) -> HeldModel:
         """The model beside what else stands in memory while a text of so many tokens is read."""
-        model = self.trained.held
+        model = self.trained.held_model
         return replace(model, base_bytes=model.base_bytes + self.beside_bytes)
 
 
@@ -108,7 +108,7 @@ class Embedder(TextReader):
     def __init__(self, trained: LoadedModel, data: DataConfig, rows: int | Auto = AUTO, vectors: str = "mean") -> None:
         super().__init__(trained, data, rows)
         self.per_token = vectors == "token"
-        self.width = trained.held.shape.d_model
+        self.width = trained.held_model.shape.d_model
 
     def embed(self, texts: Iterable[str]) -> list[Vectors]:
         """The vectors of texts, in their order; end of text and prefixes have none.
@@ -172,8 +172,8 @@ class Labeller(TextReader):
 
     def __init__(self, trained: LoadedModel, data: DataConfig, rows: int | Auto = AUTO) -> None:
         super().__init__(trained, data, rows)
-        self.task = cast(LabelOutputs, task_for(AUTO, trained.held.shape.head))
-        self.column = self.task.column(trained.held.shape.label_names)  # The first column of an answer.
+        self.task = cast(LabelOutputs, task_for(AUTO, trained.held_model.shape.head))
+        self.column = self.task.column(trained.held_model.shape.label_names)  # The first column of an answer.
 
     def encode(self, text: str, longest: int, words: int | None = None) -> EncodedText:
         """At most so many token ids of a text, and where its words or letters are.
@@ -205,4 +205,4 @@ class Labeller(TextReader):
         return self.in_batches([len(text.ids) for text in texts], labels)
 
     def target_tokens(self, longest: int) -> int:
-        return longest * (self.trained.held.shape.num_decoder_layers > 0)
+        return longest * (self.trained.held_model.shape.num_decoder_layers > 0)

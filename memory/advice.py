@@ -62,7 +62,7 @@ def what_else(config: Config, chosen: Plan, plan_of: Callable[[Config], Plan], m
     candidates = list(changes(config, chosen.choice, chosen.effective_batch_size))
     half = chosen.peak_bytes // 2 // MIB
     if half * MIB >= LEAST_BUDGET:
-        candidates.insert(0, (f"memory_budget={half}M", config.changed(memory_budget=half * MIB)))
+        candidates.insert(0, (f"memory_budget={half}M", config.with_changes(memory_budget=half * MIB)))
     alternatives = list[Alternative]()
     for label, other in candidates:
         with suppress(UserError):  # It does not fit, or a setting that is asked for is not possible there.
@@ -145,7 +145,7 @@ def changes(config: Config, choice: ExecutionPlan, rows: int) -> Iterator[tuple[
         defines = name in settings and settings[name][1].metadata["defines"]
         if is_possible and not (defines and train.is_keep_training is True):
             change: dict[str, Any] = {name: value}
-            yield f"{name}={value}", config.changed(**change)
+            yield f"{name}={value}", config.with_changes(**change)
 
 
 def _smaller_preset(name: str, model: T5ModelConfig) -> str:

@@ -350,7 +350,7 @@ def _routes(api: Api) -> list[Route]:
         parsed = await api.parse(request, read_labels)
         labeller = api.texts.labeller
         assert labeller is not None
-        num_labels = labeller.trained.held.shape.num_labels
+        num_labels = labeller.trained.held_model.shape.num_labels
         _reserve(api, request, len(parsed.texts), OPEN_BYTES, parsed.held_bytes(num_labels))
         answers = await api.computed(parsed.texts, lambda text: len(text.ids), labeller.answers)
         data = [{"index": index, **answer.columns} for index, answer in enumerate(answers)]

@@ -100,7 +100,7 @@ def api_of(
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
-    shape = trained.held.shape
+    shape = trained.held_model.shape
     embedder = Embedder(trained, data)
     limit = trained.budget.limit()
     if MODEL_HEADS[shape.head].writes_text:
@@ -111,7 +111,7 @@ def api_of(
         spare = (limit - sum(capacity.parts.values())) // 2
     else:
         decoder = None
-        capacity = Capacity(0, 0, {"weights": trained.held.weight_bytes})
+        capacity = Capacity(0, 0, {"weights": trained.held_model.weight_bytes})
         request_memory = REQUEST_BYTES * (1 + MOST_WAITING)
         # The other three quarters are for the texts that are being read.
         spare = (limit - sum(embedder.predict(ROUNDED).values()) - READING_BYTES) // 4
@@ -173,9 +173,9 @@ def _capacity(trained: LoadedModel, one: AnswerBatch, rows: int | Auto) -> Capac
     one = replace(one, sampled=True, choices=choices)
     largest_request = request_bytes(one.source_tokens, 1, one.new_tokens)
     reserved_bytes = READING_BYTES + max(REQUEST_BYTES * MOST_WAITING, largest_request - REQUEST_BYTES)
-    capacity = capacity_of(trained.held, replace(one, rows=most), trained.budget.limit(), reserved_bytes)
+    capacity = capacity_of(trained.held_model, replace(one, rows=most), trained.budget.limit(), reserved_bytes)
     if capacity is None:
-        needed = capacity_of(trained.held, one, 2**62, reserved_bytes)
+        needed = capacity_of(trained.held_model, one, 2**62, reserved_bytes)
         assert needed is not None
         raise trained.too_little(one, needed.parts)
     return capacity
@@ -191,7 +191,7 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
         width = f"{trained.blockwise.model.config.d_model:,}"
         lines.append(say(text, width=width, longest=f"{api.texts.longest:,}"))
         if api.texts.labeller is not None:
-            names = trained.held.shape.label_names
+            names = trained.held_model.shape.label_names
             lines.append(say("labels of texts ({labels}) at POST /v1/classify", labels=listed(names) or say("number")))
         return [*lines, *key]
     capacity = api.engine.capacity

@@ -3,7 +3,7 @@
 Users change a default in `config.py`, which shows the same classes with plain values (`settings/edits.py` reads it),
 name values in a YAML or JSON file (`--config=FILE`), or give them as flags; `settings/precedence.py` has the order.
 `settings.loading.load` returns a checked `Config`; nothing else builds one from outside input, and nothing changes one:
-`config.changed(seed=7)` is another. Groups only sort the settings for readers: names are unique across groups, so flags
+`config.with_changes(seed=7)` is another. Groups only sort the settings for readers: names are unique across groups, so flags
 are flat.
 """
 
@@ -858,7 +858,7 @@ class Config:
         """
         return task_for(self.data.objective, self.model.head)
 
-    def changed(self, model_preset: str | None = None, **values: Any) -> Config:
+    def with_changes(self, model_preset: str | None = None, **values: Any) -> Config:
         """The same settings with other values, by flat name; where each came from stays. A `model_preset` brings the
         shape of its model.
         """

@@ -116,9 +116,9 @@ def test_nothing_changes_settings_that_are_loaded() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         loaded.train.max_steps = 3  # type: ignore[misc]
     hash(loaded)
-    other = loaded.changed(seed=7, d_ff=64)
+    other = loaded.with_changes(seed=7, d_ff=64)
     assert (other.run.seed, other.model.d_ff) == (7, 64) != (loaded.run.seed, loaded.model.d_ff)
-    assert other.changed(seed=loaded.run.seed, d_ff=loaded.model.d_ff) == loaded
+    assert other.with_changes(seed=loaded.run.seed, d_ff=loaded.model.d_ff) == loaded
 
 
 def test_files(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_what_a_stronger_word_puts_out_of_effect_is_not_refused(tmp_path: Path) 
 
 def test_what_a_run_has_saved_is_loaded_whatever_has_no_effect_in_it(tmp_path: Path) -> None:
     config = load("train", {"train_file": "x", "epochs": "3"})
-    config.changed(max_steps=70).save(tmp_path / "config.json")
+    config.with_changes(max_steps=70).save(tmp_path / "config.json")
     assert load("train", {"config": str(tmp_path / "config.json")}).train.max_steps == 70
 
 
@@ -250,8 +250,8 @@ def test_what_a_head_cannot_be_is_refused(flags: dict[str, Any], name: str) -> N
 
 def test_what_is_read_of_the_settings_is_known_and_copying_reads_nothing(tmp_path: Path) -> None:
     config = load("train", {"train_file": "x", "eval_rows": "9"})
-    copied = pickle.loads(pickle.dumps(config.changed(seed=3)))
+    copied = pickle.loads(pickle.dumps(config.with_changes(seed=3)))
     copied.save(tmp_path / "config.json")
     assert config.reads == copied.reads == set()
-    assert config.changed(seed=4).train.eval_rows == copied.train.eval_rows == 9
+    assert config.with_changes(seed=4).train.eval_rows == copied.train.eval_rows == 9
     assert config.reads == copied.reads == {"eval_rows"}

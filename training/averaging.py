@@ -32,46 +32,52 @@ def publish_mean(live: LiveRun) -> bool:
         UserError: the disk is full or cannot be written; the checkpoints are whole, and the best is published.
     Memory: the model's again, in place of the one that has trained.
     """
-    asked = live.train.average_checkpoints
-    found = live.group.run_on_main(lambda: live.checkpoints.last(asked)) if asked > 1 else []
-    if len(found) < 2:
+    count = live.train.average_checkpoints
+    checkpoints = live.group.run_on_main(lambda: live.checkpoints.last(count)) if count > 1 else []
+    if len(checkpoints) < 2:
         return False
-    if not live.group.all_reduce_min(float(all(path.is_dir() for path in found)))[0]:
+    if not live.group.all_reduce_min(float(all(path.is_dir() for path in checkpoints)))[0]:
         live.log.tell(say("checkpoints were not averaged: not all machines can read them"))
         return False
-    if live.best.value is None:  # a run that is continued by another measure has nothing to compare with
+    if live.best.value is None:  # A run that is continued by another measure has nothing to compare with.
         evaluate(live)
     folder = live.checkpoints.folder / MEAN
     live.release()
-    live.group.run_on_main(lambda: _write(found, folder, asked))
+    live.group.run_on_main(lambda: _write(checkpoints, folder, count))
     live.take(folder)
-    first, last = step_of(found[0]), step_of(found[-1])
-    told = "average of the last {checkpoints}, steps {first} to {last}"
-    live.log.tell(say(told, checkpoints=counted(len(found), "checkpoint"), first=first, last=last))
-    is_better = evaluate(live, len(found)) or not live.run.validation.num_rows  # then nothing speaks against it
+    live.log.tell(
+        say(
+            "average of the last {checkpoints}, steps {first} to {last}",
+            checkpoints=counted(len(checkpoints), "checkpoint"),
+            first=step_of(checkpoints[0]),
+            last=step_of(checkpoints[-1]),
+        )
+    )
+    # Without held-out rows, nothing speaks against the mean.
+    is_better = evaluate(live, len(checkpoints)) or not live.run.validation.num_rows
     if is_better and live.is_main:
         publish(folder, live.run.run_dir)
     if not is_better:
         live.log.tell(say("the average is no better than the best checkpoint, which is published instead"))
         live.release()
-        live.take(live.group.run_on_main(lambda: live.checkpoints.named_best() or found[-1]))
-    live.group.wait()  # all have read it
+        live.take(live.group.run_on_main(lambda: live.checkpoints.named_best() or checkpoints[-1]))
+    live.group.wait()  # All have read it.
     if live.is_main:
         remove(folder)
     return True
 
 
-def _write(found: list[Path], folder: Path, asked: int) -> None:
+def _write(checkpoints: list[Path], folder: Path, count: int) -> None:
     try:
         remove(folder)
         folder.mkdir()
-        write_mean(found, folder)
+        write_mean(checkpoints, folder)
         seal(folder)
     except (OSError, ValueError) as error:
         remove(folder)
         raise UserError(
             "--average_checkpoints = {asked}, the mean cannot be written: {reason}; the best checkpoint is "
             "published; free space and continue with --is_keep_training=True to have the mean",
-            asked=asked,
+            asked=count,
             reason=reason_of(error),
         ) from error

@@ -20,12 +20,12 @@ from training.evaluation import losses
 from training.evaluation.answers import AnswerBudget, AnswerWriter
 from training.evaluation.losses import Evaluation
 from training.evaluation.prompt_parts import PromptParts, was_cut
-from training.evaluation.samples import SHOWN, Sample, generate_metrics, sides_of
+from training.evaluation.samples import SHOWN, AnsweredRow, generate_metrics, sides_of
 from training.live import LiveRun
 from training.recovering import give_up
 
 LEAST_FREE_BYTES = MIB
-CUT = "[...]"  # behind a sample that was cut at the longest length
+CUT = "[...]"  # This stands behind a sample that was cut at the longest length.
 
 
 def evaluate(live: LiveRun, averaged: int = 0) -> bool:
@@ -40,48 +40,52 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
     live.controller.before("evaluation", step)
     with live.monitor.phase("evaluation"):
         sets = live.run.validation.sets
-        results, samples = dict[str, Evaluation](), list[Sample]()
+        results: dict[str, Evaluation] = {}
+        samples: list[AnsweredRow] = []
         for name, rows in sets.items() or [("", None)]:
             loss = _loss(live, rows)
-            scores, shown = _scores(live, rows)
+            scores, of_set = _scores(live, rows)
             results[name] = replace(loss, metrics={**loss.metrics, **scores})
-            samples += shown[:1] if sets else shown
+            samples += of_set[:1] if sets else of_set
         result = losses.mean_of_sets(results) if sets else results[""]
     if not result.tokens:
         return False
-    asked, held_out = live.metrics.eval_generate_rows, live.run.validation.num_rows
+    held_out = live.run.validation.num_rows
     answered = {}
-    if scores and asked != AUTO:
-        answered["answered_rows"] = sum(min(int(asked), len(rows)) for rows in sets.values() or [range(held_out)])
+    if scores:
+        most = int(live.metrics.eval_generate_rows)
+        answered["answered_rows"] = sum(min(most, len(rows)) for rows in sets.values() or [range(held_out)])
     is_best = live.evaluated(result.loss, {**result.figures(), **answered}, is_mean=averaged > 0)
     means = {"averaged_checkpoints": averaged} if averaged else {}
-    # of each set the loss, and what selects the best checkpoint; all else is in the event
-    told = {f"{name}/loss" for name in sets} | {live.train.metric_for_best}
-    further, of_answers = list[str](), list[str]()
+    further: list[str] = []
+    of_answers: list[str] = []
+    if live.task.has_perplexity:
+        further.append(say(", perplexity {perplexity}", perplexity=result.shown_perplexity()))
     for name, value in result.metrics.items():
-        if name not in told and name.partition("/")[0] in sets:
+        set_name, _, figure = name.rpartition("/")
+        # Of each set the sentence has the loss, and what selects the best checkpoint; the event has all else.
+        if set_name and figure != "loss" and name != live.train.metric_for_best:
             continue
-        if name.rpartition("/")[2] in scores:
+        if figure in scores:
             of_answers.append(f"{name} {value:.3f}")
         else:
             further.append(f", {name} {value:.3f}")
-    if live.task.has_perplexity:
-        further.insert(0, say(", perplexity {perplexity}", perplexity=result.shown_perplexity()))
-    sentence = say(
-        "step {step}: evaluation loss {loss}{further} ({rows} of {all} rows)",
-        step=step,
-        loss=f"{result.loss:.4f}",
-        further=join("", further),
-        rows=f"{result.rows:,}",
-        all=f"{held_out:,}",
-    )
+    sentences: list[str] = [
+        say(
+            "step {step}: evaluation loss {loss}{further} ({rows} of {all} rows)",
+            step=step,
+            loss=f"{result.loss:.4f}",
+            further=join("", further),
+            rows=f"{result.rows:,}",
+            all=f"{held_out:,}",
+        )
+    ]
     if answered:
         count = f"{answered['answered_rows']:,}"
-        sentence = join("; ", [sentence, say("{scores} ({rows} rows)", scores=join(", ", of_answers), rows=count)])
+        sentences.append(say("{scores} ({rows} rows)", scores=join(", ", of_answers), rows=count))
     if live.best.step and not is_best:
-        still = say("step {step} is still the best, and the model to be published", step=live.best.step)
-        sentence = join("; ", [sentence, still])
-    live.log.event("eval", sentence, step=step, **result.figures(), **answered, **means)
+        sentences.append(say("step {step} is still the best, and the model to be published", step=live.best.step))
+    live.log.event("eval", join("; ", sentences), step=step, **result.figures(), **answered, **means)
     for sample in samples:
         live.log.progress.sample(sample.prompt, sample.answer, sample.reference)
         live.log.event("sample", step=step, **asdict(sample))
@@ -89,7 +93,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
     return is_best
 
 
-def _scores(live: LiveRun, rows: range | None) -> tuple[dict[str, float], list[Sample]]:
+def _scores(live: LiveRun, rows: range | None) -> tuple[dict[str, float], list[AnsweredRow]]:
     """So many answers at once as what is free may hold; half as many where memory does not suffice."""
     free = live.controller.plan.budget_bytes - live.controller.budget.used()
     while True:
@@ -99,13 +103,14 @@ def _scores(live: LiveRun, rows: range | None) -> tuple[dict[str, float], list[S
             if not live.device.is_out_of_memory(error):
                 raise
             shortage = free_failed(error, live.device)
-            if free < LEAST_FREE_BYTES:  # one row at a time by then
+            # Below this, one row at a time has been tried.
+            if free < LEAST_FREE_BYTES:
                 live.controller.exhausted = shortage.describe("evaluation", 1, "")
                 give_up(live)
             free //= 2
 
 
-def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dict[str, float], list[Sample]]:
+def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dict[str, float], list[AnsweredRow]]:
     """Score answers to the first `eval_generate_rows` held-out rows: greedy ones, or the `num_answers` best.
 
     Args:
@@ -115,13 +120,13 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
         score name -> percentage, empty where no rows were asked for; and a few samples.
     Memory: at most `free_bytes` where one row fits.
     """
-    run, asked, blockwise = live.run, live.metrics.eval_generate_rows, live.engine.blockwise
-    rows = 0 if asked == AUTO else min(int(asked), run.validation.num_rows)
+    run = live.run
+    most = live.metrics.eval_generate_rows
+    rows = 0 if most == AUTO else min(int(most), run.validation.num_rows)
     if not rows:
         return {}, []
-    several = live.num_answers
-    # beams only for several answers, since they take several times as long
-    settings = live.decoding if several > 1 else replace(live.decoding, num_beams=1)
+    # Beams take several times as long, and are for several answers alone.
+    settings = live.decoding if live.num_answers > 1 else replace(live.decoding, num_beams=1)
     choices = 0 if run.tree is None else run.tree.most_choices(settings.num_beams)
     used_bytes = live.monitor.sample().anon_bytes
     model = HeldModel(live.shape, live.controller.plan.choice, 0)
@@ -138,10 +143,10 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
         return max(1, budget.rows(replace(batch, rows=rows))) if budget.excess_bytes else rows
 
     parts = PromptParts.asked(run.tokenizer, run.tokenizer.template, settings)
-    writer = AnswerWriter(blockwise, settings, at_once, budget=budget, tree=run.tree, parts=parts)
+    writer = AnswerWriter(live.engine.blockwise, settings, at_once, budget=budget, tree=run.tree, parts=parts)
 
     def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
-        return [[one.tokens for one in best] for best in writer.ranked(inputs, several)]
+        return [[one.tokens for one in best] for best in writer.ranked(inputs, live.num_answers)]
 
     scores, samples, _ = generate_metrics(
         answer,
@@ -152,7 +157,7 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
         rows=rows,
         batch_size=batch_size,
         names=live.score_names,
-        shown=SHOWN,
+        num_samples=SHOWN,
         own=run.metrics,
         of=of,
     )
@@ -186,22 +191,24 @@ def show_samples(live: LiveRun) -> str | None:
         the text of the first prompt, for the next command to type; None where there are no rows.
     Memory: answers of all these rows; of a head over labels evaluation of one row.
     """
-    run, count = live.run, live.train.sample_rows
+    run = live.run
+    count = live.train.sample_rows
     batches = list(run.validation.evaluation_batches(max(count, 1), 1))
     prompts = [_whole(run.tokenizer.decode_with_unknown(ids)) for batch in batches for ids, _ in sides_of(batch)]
     if count and batches:
         live.log.progress.note(say("samples"))
         samples = _written_samples(live, batches) if live.task.writes_text else _predicted_samples(live, batches)
-        for prompt, (shown, answer, reference) in zip(prompts, samples, strict=True):
-            live.log.progress.sample(prompt, shown, reference, is_label=not live.task.writes_text)
+        for prompt, (on_screen, answer, reference) in zip(prompts, samples, strict=True):
+            live.log.progress.sample(prompt, on_screen, reference, is_label=not live.task.writes_text)
             live.log.event("sample", prompt=prompt, answer=answer, reference=reference)
     return prompts[0] if prompts else None
 
 
 def _written_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[str, str, str]]:
     """Greedy answers: as shown on the screen, as written, and what the data says."""
-    tokenizer, decoding = live.run.tokenizer, live.decoding
-    settings = replace(decoding, num_beams=1, max_new_tokens=min(decoding.max_new_tokens, SAMPLE_TOKENS))
+    tokenizer = live.run.tokenizer
+    most = min(live.decoding.max_new_tokens, SAMPLE_TOKENS)
+    settings = replace(live.decoding, num_beams=1, max_new_tokens=most)
     parts = PromptParts.asked(tokenizer, tokenizer.template, settings)
     writer = AnswerWriter(
         live.engine.blockwise, settings, lambda writing: writing.rows, tree=live.run.tree, parts=parts
@@ -218,10 +225,11 @@ def _written_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[str,
 
 def _predicted_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[str, str, str]]:
     """Labels that a head predicts, twice, and those that the data says."""
-    blockwise, names, task = live.engine.blockwise, live.run.prepared.labels, cast(LabelOutputs, live.task)
+    task = cast(LabelOutputs, live.task)
     for batch in batches:
-        (logits,) = blockwise.predict([to_micro_batch(batch, live.shape, live.device.torch_device)])
-        predicted, labels = task.beside_labels(batch, logits.float().cpu().numpy(), names)
+        micro_batch = to_micro_batch(batch, live.shape, live.device.torch_device)
+        (logits,) = live.engine.blockwise.predict([micro_batch])
+        predicted, labels = task.beside_labels(batch, logits.float().cpu().numpy(), live.run.prepared.labels)
         yield predicted, predicted, labels
 
 

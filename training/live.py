@@ -59,13 +59,15 @@ class LiveRun:
         self.log = log
         self.checkpoints = Checkpoints(run.run_dir, self.train.keep_latest_n_ckp)
         self.is_main = run.group.is_main
-        self.has_saved = False  # Whether this part of the run has written a checkpoint.
+        self.has_saved = False  # This start has not written a checkpoint yet.
         # The published model's answers are as long as it has been trained on, here or, as its base's folder says,
         # before.
-        longest, most = run.loader.longest_answer, config.generate.max_new_tokens
-        longest = longest if most == GenerateConfig.max_new_tokens else max(longest, most)
+        longest = run.loader.longest_answer
+        if config.generate.max_new_tokens != GenerateConfig.max_new_tokens:
+            longest = max(longest, config.generate.max_new_tokens)
         self.decoding = replace(config.generate, max_new_tokens=longest)
-        self._ahead: tuple[dict[str, int], list[Batch]] = ({}, [])  # batches, and what was asked for
+        self._request_ahead: dict[str, int] = {}
+        self._batches_ahead: list[Batch] = []
         self._build()
 
     def _build(self) -> None:
@@ -77,10 +79,10 @@ class LiveRun:
             self.device.limit_memory(budget.device_bytes)
         with self.monitor.phase("load"):
             self.engine = build(self.run, choice)
-        if self.device.name != "cpu":  # elsewhere there is a wait, in which the next rows are read
+        if self.device.name != "cpu":  # While another device computes, the next rows are read.
             self.engine.before_wait = self.read_ahead
         self.state = self.run.state
-        self.last_good = self.state.step  # of the checkpoint that can be gone back to, or the beginning
+        self.last_good = self.state.step  # The step of the checkpoint that can be gone back to, or of the beginning.
         self.divergence = Divergence(**(self.state.divergence or {}))
         self.best = BestMetric.restore(train.metric_for_best, train.early_stopping_evals, self.state.best_metric)
         self.controller.cleaner.settle()
@@ -91,7 +93,8 @@ class LiveRun:
         choice = self.controller.plan.choice
         tune_malloc(choice.malloc)
         self.engine.apply_plan(choice)
-        if not self.device.is_separate_memory:  # what the plan before had kept is given back: it is no peak of this one
+        # What the plan before had kept is given back, and is no peak of this one.
+        if not self.device.is_separate_memory:
             self.monitor.watch(self.monitor.budget_bytes, from_now=True)
 
     def roll_back(self, reason: str) -> None:
@@ -100,7 +103,7 @@ class LiveRun:
         """
         latest = self.group.broadcast(self.checkpoints.latest())
         self.run = rolled_back(self._beginning, latest, self.checkpoint_state())
-        self.close()  # the disk has no room for two files of weights
+        self.close()  # The disk has no room for two files of weights.
         del self.engine
         self.controller.before("rolling back", self.run.state.step)
         self._build()
@@ -128,17 +131,18 @@ class LiveRun:
         weights.
         """
         best = self.group.run_on_main(lambda: self.checkpoints.named_best() or self.checkpoints.latest())
-        # machines need not share a disk
-        (is_seen,) = self.group.all_reduce_min(float(best is not None and best.is_dir()))
-        if best is not None and is_seen and step_of(best) != self.state.step:
-            try:
-                self.release()
-                self.take(best)
-            except Exception as error:
-                if not isinstance(error, (UserError, OSError)) and not self.device.is_out_of_memory(error):
-                    raise
-                self.log.tell(say("no samples: {reason}", reason=reason_of(error)))
-                return False
+        # Machines need not share a disk.
+        (is_readable,) = self.group.all_reduce_min(float(best is not None and best.is_dir()))
+        if best is None or not is_readable or step_of(best) == self.state.step:
+            return True
+        try:
+            self.release()
+            self.take(best)
+        except Exception as error:
+            if not isinstance(error, (UserError, OSError)) and not self.device.is_out_of_memory(error):
+                raise
+            self.log.tell(say("no samples: {reason}", reason=reason_of(error)))
+            return False
         return True
 
     def close(self) -> None:
@@ -149,8 +153,9 @@ class LiveRun:
     def batches(self, number: int) -> list[Batch]:
         """The micro-batches that this process reads in a step, counted from 1."""
         request = self._request(number)
-        requested, batches = self._ahead
-        return batches if requested == request else self.run.loader.micro_batches(**request)
+        if self._request_ahead == request:
+            return self._batches_ahead
+        return self.run.loader.micro_batches(**request)
 
     def _request(self, number: int) -> dict[str, int]:
         plan = self.controller.plan
@@ -166,7 +171,8 @@ class LiveRun:
         """Read the rows of the step after the present one. Those that cannot be read are refused in their own step."""
         request = self._request(self.state.step + 2)
         with suppress(Exception):
-            self._ahead = (request, self.run.loader.micro_batches(**request))
+            self._batches_ahead = self.run.loader.micro_batches(**request)
+            self._request_ahead = request
 
     # --- how far it is ---
 
@@ -193,15 +199,13 @@ class LiveRun:
             values: its numbers by name, as the run log tells them; the metric that counts is among them.
             is_mean: they are of a mean of checkpoints, which is published only where it is the best.
         """
-        is_best, state = self.best.is_best(self.state.step, values), self.state
-        first = loss if state.first_eval_loss is None else state.first_eval_loss
-        lowest = min(
-            (each for each in (state.best_eval_loss, loss) if each is not None and math.isfinite(each)), default=None
-        )
-        kept = state.best_evaluation
+        is_best = self.best.is_best(self.state.step, values)
+        state = replace(self.state, best_metric=self.best.state())
+        if state.first_eval_loss is None:
+            state = replace(state, first_eval_loss=loss)
+        if math.isfinite(loss) and (state.best_eval_loss is None or loss < state.best_eval_loss):
+            state = replace(state, best_eval_loss=loss)
         if is_best or (self.best.step == 0 and not is_mean):
-            kept = {"step": state.step, **values}
-        self.state = replace(
-            state, best_eval_loss=lowest, first_eval_loss=first, best_metric=self.best.state(), best_evaluation=kept
-        )
+            state = replace(state, best_evaluation={"step": state.step, **values})
+        self.state = state
         return is_best

@@ -52,7 +52,7 @@ from training.setup.adapters import AdapterSet, attach
 # The child that reads a file holds this much at least, of which Python and pyarrow take 30 MiB.
 LEAST_READING_BYTES = 40 * MIB
 MOST_READING_BYTES = 512 * MIB  # Sound files take less.
-WAITING_BYTES = 3 * MIB  # So many bytes of rows that were read wait; no more are taken before these are done.
+WAITING_BYTES = 3 * MIB  # Where so many bytes of rows wait, no more are read before these are done.
 WAITING_COPIES = 3  # Rows are there three times: in the pipe, as they wait, and as they are written.
 
 
@@ -62,14 +62,14 @@ class LoadedModel:
 
     Args:
         folder: of the adapter that is on, or else of the model.
-        held: how the model is held.
+        held_model: how the weights are held, and what answers take.
         adapters: None: there are none.
         tree: of the answers that there are; None: any.
     """
 
     folder: Path
     blockwise: Blockwise
-    held: HeldModel
+    held_model: HeldModel
     adapters: AdapterSet | None
     tokenizer: Tokenizer
     template: Template
@@ -86,7 +86,7 @@ class LoadedModel:
     def predict(self, batch: AnswerBatch) -> dict[str, int]:
         """What writing takes at its highest: component -> bytes."""
         choices = 0 if self.tree is None else self.tree.most_choices(batch.beams)
-        return self.held.answering(replace(batch, choices=choices))
+        return self.held_model.answering(replace(batch, choices=choices))
 
     def reserve_reading(self, parts: Mapping[str, int]) -> int:
         """Bytes that the child that reads a file may hold: a quarter of what is left, within bounds. They count as
@@ -95,12 +95,12 @@ class LoadedModel:
         Args:
             parts: what the least work beside it takes, the least of reading included: component -> bytes.
         """
-        left = self.budget.limit() - sum(parts.values())
+        free_bytes = self.budget.limit() - sum(parts.values())
         if self.budget.is_on_device:
-            left = self.budget.host_bytes - ProcessTree().usage().anon_bytes - LEAST_READING_BYTES
-        more = max(0, min(left // 4, MOST_READING_BYTES - LEAST_READING_BYTES))
+            free_bytes = self.budget.host_bytes - ProcessTree().usage().anon_bytes - LEAST_READING_BYTES
+        more = max(0, min(free_bytes // 4, MOST_READING_BYTES - LEAST_READING_BYTES))
         if not self.budget.is_on_device:
-            self.held = replace(self.held, base_bytes=self.held.base_bytes + more)
+            self.held_model = replace(self.held_model, base_bytes=self.held_model.base_bytes + more)
         return LEAST_READING_BYTES + more
 
     def rows_at_once(self, requested: int | str, batch: AnswerBatch, flag: str = "generate_batch_size") -> int:
@@ -185,16 +185,16 @@ def load_model(
     base_bytes = bytes_before(budget) + sum(map(adapter_bytes, saved.adapters))
     if reads_files and not budget.is_on_device:
         base_bytes += LEAST_READING_BYTES + WAITING_COPIES * WAITING_BYTES
-    stored = hf_format.stored_dtype(saved.base)
-    compute = _compute_dtype(config.memory.mixed_precision, device, stored)
-    held = HeldModel.of(shape, name_of(stored), name_of(compute), base_bytes)
+    stored_dtype = hf_format.stored_dtype(saved.base)
+    compute = _compute_dtype(config.memory.mixed_precision, device, stored_dtype)
+    model = HeldModel.of(shape, name_of(stored_dtype), name_of(compute), base_bytes)
     folder = weights_folder(config.memory, config.run)
     least = least or AnswerBatch.by(config.generate, 1, config.data.max_seq_len)
     weights_in = weights_in_to_try(config.memory.weights_in, folder, Machine(budget.limit(), budget.limit()))
-    held = _hold(config.memory.mixed_precision, weights_in, device, budget, held, least)
-    tune_malloc(held.plan.malloc)
-    storage = dtype_of(held.plan.storage)
-    offloaded = offloaded_store(held.plan, device, folder)
+    model = _hold(config.memory.mixed_precision, weights_in, device, budget, model, least)
+    tune_malloc(model.plan.malloc)
+    storage = dtype_of(model.plan.storage)
+    offloaded = offloaded_store(model.plan, device, folder)
     allocate = None
     filling = in_memory
     if offloaded is not None:
@@ -207,7 +207,7 @@ def load_model(
     heap = HeapTrimmer("small" if device.is_separate_memory else "fast")
     blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
     template = template_of(config.data, saved.tokenizer)
-    return LoadedModel(saved.top, blockwise, held, adapters, tokenizer, template, device, budget, tree)
+    return LoadedModel(saved.top, blockwise, model, adapters, tokenizer, template, device, budget, tree)
 
 
 def note(text: str) -> None:
@@ -215,11 +215,11 @@ def note(text: str) -> None:
     Progress(1, rank() == 0, stream=sys.stderr).note(text)
 
 
-def _compute_dtype(requested: str, device: Device, stored: torch.dtype) -> torch.dtype:
+def _compute_dtype(requested: str, device: Device, stored_dtype: torch.dtype) -> torch.dtype:
     """The dtype of products: fp16 gives way to what the device multiplies fast, and to fp32 for int8."""
-    is_narrow = stored in (torch.bfloat16, torch.int8)
+    is_narrow = stored_dtype in (torch.bfloat16, torch.int8)
     choice = device.choose_compute_dtype("no" if requested == AUTO and not is_narrow else requested)
-    if stored == torch.int8 and choice.dtype == torch.float16:
+    if stored_dtype == torch.int8 and choice.dtype == torch.float16:
         reason = say("fp32 products: those of int8 weights overflow in fp16")
         choice = DtypeChoice(torch.float32, reason, requested == AUTO)
     if not choice.as_requested:
@@ -232,29 +232,30 @@ def _hold(
 ) -> HeldModel:
     """The first rung that fits; that the weights are rounded is said."""
     total = budget.limit()
-    stored, compute = model.plan.storage, model.plan.compute
+    as_stored = model.plan.storage
+    compute = model.plan.compute
     if requested == AUTO and num_processes() > 1:
         requested = "no"  # Each process chooses for itself, so that none may round.
     scores = 0 if device.is_host else traits_of(device.torch_device).scores
     model = replace(model, plan=replace(model.plan, kernels=kernels() is not None, scores=scores))
-    candidates = list(rungs(model, storage_dtypes(stored, compute, requested), stored, weights_in))
-    held = first_that_fits(candidates, total, lambda candidate: candidate.answering(least))
-    if held is None:
+    candidates = list(rungs(model, storage_dtypes(as_stored, compute, requested), as_stored, weights_in))
+    chosen = first_that_fits(candidates, total, lambda candidate: candidate.answering(least))
+    if chosen is None:
         # The smallest leaves the most memory to prompts; what the longest of them lacks is said once they are known.
-        held = min(candidates, key=lambda candidate: candidate.weight_bytes)
-        if held.base_bytes + held.weight_bytes > total:
+        chosen = min(candidates, key=lambda candidate: candidate.weight_bytes)
+        if chosen.base_bytes + chosen.weight_bytes > total:
             raise DoesNotFit(
                 "--memory_budget = {total_bytes}, does not hold the model's {size} of weights beside {base_bytes} of "
                 "the program; raise it to {least} or more, or try --mixed_precision=bf16",
                 total_bytes=format_size(total),
-                size=format_size(held.weight_bytes),
+                size=format_size(chosen.weight_bytes),
                 base_bytes=format_size(model.base_bytes),
-                least=typed_size(sum(held.answering(least).values())),
+                least=typed_size(sum(chosen.answering(least).values())),
             )
-    if requested == AUTO and held.plan.storage not in (stored, compute):
+    if requested == AUTO and chosen.plan.storage not in (as_stored, compute):
         text = (
             "weights rounded to {dtype}, as {budget} of memory does not hold them as they are; "
             "--mixed_precision=no forbids that"
         )
-        note(say(text, dtype=WORDS[held.plan.storage], budget=format_size(total)))
-    return held
+        note(say(text, dtype=WORDS[chosen.plan.storage], budget=format_size(total)))
+    return chosen

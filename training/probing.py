@@ -122,7 +122,8 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
     use_threads(config.run.num_threads)
     cleaner = Cleaner(device)
     peaks = PhasePeaks(device)
-    held = list[Any]()  # Tokenizer and loaders, as a run holds them, with its look at the lengths of rows.
+    # Tokenizer and loaders are in memory as in a run, with its look at the lengths of rows.
+    of_run = list[Any]()
     if request.data is not None:
         splits = request.data.train, request.data.validation
         train, validation = (
@@ -133,14 +134,14 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
         torch.ones(PRODUCT_SIDE, PRODUCT_SIDE) @ torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)
         step_lengths(train, request.data.train, range(1), len(request.steps[0]))
         evaluation_lengths(validation, config.train.eval_rows)
-        held += [Tokenizer.load(request.data.tokenizer), train, validation]
+        of_run += [Tokenizer.load(request.data.tokenizer), train, validation]
     cleaner.before("load")
     restart_peak()
     base_bytes = 0 if device.is_separate_memory else peak_bytes()
     tune_malloc(request.choice.malloc)
     with peaks.phase("load"):
         if request.data and request.data.answers:
-            held.append(AnswerTree.load(request.data.answers / TREE_FILE))
+            of_run.append(AnswerTree.load(request.data.answers / TREE_FILE))
         engine = build(Beginning(config=config, device=device, base=request.base), request.choice)
         cleaner.settle()
 
@@ -180,5 +181,5 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
                 with_weights=weights.in_compute_dtype,
                 compute_dtype=weights.compute_dtype,
             )
-    del held  # A run holds it until here.
+    del of_run
     return {"base_bytes": base_bytes, "phases": peaks.phases, "step_seconds": step_seconds}

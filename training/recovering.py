@@ -77,13 +77,13 @@ def _pass_over(live: LiveRun, outcome: NotFinite, number: int) -> None:
     divergence = live.divergence
     divergence.skip(number)
     rows = divergence.rows(live.run.loader, live.controller.plan.effective_batch_size)
-    shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
-    named_rows = say("row {shown} of the training data", shown=shown)
+    numbers = ", ".join(map(str, rows[:SHOWN_ROWS]))
+    further: str = ""
+    if len(rows) > SHOWN_ROWS:
+        further = say(" and {count} more (see metrics.jsonl)", count=len(rows) - SHOWN_ROWS)
+    named_rows = say("row {shown} of the training data", shown=numbers)
     if len(rows) > 1:
-        further = ""
-        if len(rows) > SHOWN_ROWS:
-            further = say(" and {count} more (see metrics.jsonl)", count=len(rows) - SHOWN_ROWS)
-        named_rows = say("rows {shown}{further} of the training data", shown=shown, further=further)
+        named_rows = say("rows {shown}{further} of the training data", shown=numbers, further=further)
     report = say("step {step}: inf or nan; skipped {rows}", step=number, rows=named_rows)
     live.log.event("recovery", report, step=number, reason="not finite", rows=rows, report=report)
     if divergence.in_a_row >= MOST_IN_A_ROW:
@@ -130,9 +130,9 @@ def _end_diverged(live: LiveRun, number: int) -> NoReturn:
         ending = say("the model of the last good checkpoint is in {run_dir}", run_dir=live.run.run_dir)
         if live.is_main:
             publish(last, live.run.run_dir)
-    others = say("a longer --warmup_steps")
+    advice = say("a longer --warmup_steps")
     if not train.max_grad_norm:
-        others = say("a longer --warmup_steps, or --max_grad_norm=1")
+        advice = say("a longer --warmup_steps, or --max_grad_norm=1")
     factor = live.divergence.rate_factor
     slower = say(", also with {factor:g} of it", factor=factor) if factor < 1.0 else ""
     raise UserError(
@@ -141,6 +141,6 @@ def _end_diverged(live: LiveRun, number: int) -> NoReturn:
         learning_rate=train.learning_rate,
         number=number,
         slower=slower,
-        others=others,
+        others=advice,
         ending=ending,
     )

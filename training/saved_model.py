@@ -73,11 +73,11 @@ class SavedModel:
         Raises:
             UserError: a folder of `adapters` holds none.
         """
-        named = [Path(word.strip()) for word in (adapters or "").split(",") if word.strip()]
-        refuse([_no_adapter(path) for path in named if not is_adapter(path)])
-        folder = cls(named[0]).base if folder is None else Path(folder)
+        further = [Path(word.strip()) for word in (adapters or "").split(",") if word.strip()]
+        refuse([_no_adapter(path) for path in further if not is_adapter(path)])
+        folder = cls(further[0]).base if folder is None else Path(folder)
         own = [folder] if is_adapter(folder) else []
-        return cls(folder, (*own, *named), moved_base)
+        return cls(folder, (*own, *further), moved_base)
 
     @cached_property
     def base(self) -> Path:
@@ -213,13 +213,10 @@ class SavedModel:
             model: the settings. origin: where each is from, as `Config.origin`.
         """
         shape = self.shape_for(model, lambda name: origin(name) in GIVEN)
-        conflicts: list[str] = []
-        for name in SHAPE_SETTINGS:
-            # A preset of another vocabulary is no other shape.
-            strong = GIVEN if name in TOKENIZER_SETTINGS else (*GIVEN, "preset")
-            if origin(name) in strong and getattr(shape, name) != getattr(model, name):
-                conflicts.append(name)
-        return conflicts
+        different = [name for name in SHAPE_SETTINGS if getattr(shape, name) != getattr(model, name)]
+        # A preset of another vocabulary is no other shape.
+        of_preset = [name for name in different if origin(name) == "preset" and name not in TOKENIZER_SETTINGS]
+        return [name for name in different if origin(name) in GIVEN or name in of_preset]
 
 
 def find_model(config: Config) -> SavedModel:
@@ -229,27 +226,27 @@ def find_model(config: Config) -> SavedModel:
     Raises:
         UserError: it is not there.
     """
-    named: str | None = config.checkpoint.model
+    name: str | None = config.checkpoint.model
     adapter = config.checkpoint.adapter
-    if named == AUTO and adapter is not None:
+    if name == AUTO and adapter is not None:
         return SavedModel.read(None, adapter)
-    if named == AUTO:
-        named = next((str(run.folder) for run in runs_newest_first(config.run.output_dir) if run.model_folder), None)
-    if named is None:
+    if name == AUTO:
+        name = next((str(run.folder) for run in runs_newest_first(config.run.output_dir) if run.model_folder), None)
+    if name is None:
         raise UserError(
             "--model = auto, there is no trained model in {output_dir}; give a folder, or train first",
             output_dir=config.run.output_dir,
         )
-    folder = model_folder(named) or Path(named)
+    folder = model_folder(name) or Path(name)
     if folder.is_file():
         raise UserError(
             "--model = {folder}, is a file; give the folder with config.json, model.safetensors and tokenizer.json",
-            folder=named,
+            folder=name,
         )
     if not folder.is_dir():
         missing = say(
             "--model = {folder}, no such folder; give one with config.json, model.safetensors and tokenizer.json",
-            folder=named,
+            folder=name,
         )
         raise UserError(missing + near_path(folder))
     return SavedModel.read(folder, adapter)

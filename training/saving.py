@@ -30,15 +30,15 @@ def save(live: LiveRun, is_best: bool) -> bool:
         UserError: the disk is full or cannot be written.
     Memory: a few MB of buffers.
     """
-    step, engine, checkpoints = live.state.step, live.engine, live.checkpoints
+    step = live.state.step
+    engine = live.engine
     with live.monitor.phase("evaluation"):
-        micro_batches = [
-            to_micro_batch(batch, live.shape, engine.device.torch_device, engine.plan.sizes)
-            for batch in live.batches(max(step, 1))[:1]
-        ]
+        batches = live.batches(max(step, 1))[:1]
+        sizes = engine.plan.sizes
+        micro_batches = [to_micro_batch(batch, live.shape, engine.device.torch_device, sizes) for batch in batches]
         if not is_sound(engine, micro_batches, live.group):
             return False
-    path = checkpoints.folder / name_of(step)
+    path = live.checkpoints.folder / name_of(step)
     write = partial(
         write_checkpoint,
         model=engine.model,
@@ -48,14 +48,15 @@ def save(live: LiveRun, is_best: bool) -> bool:
         answers=live.decoding if live.task.writes_text else None,
         listed_in=None if live.run.tree is None else live.run.run_dir,
         num_answers=live.num_answers,
-        held=engine.blockwise.weight_store.loaded,
+        with_weights=engine.blockwise.weight_store.loaded,
     )
     with live.monitor.phase("save"):
         if live.is_main:
-            checkpoints.save(step, write, is_best)
+            live.checkpoints.save(step, write, is_best)
     logger.info("step {} saved to {}", step, path)
     live.log.event("checkpoint", step=step, path=path, best=is_best)
-    live.last_good, live.has_saved = step, True
+    live.last_good = step
+    live.has_saved = True
     return True
 
 
@@ -79,6 +80,7 @@ def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], group: Group) 
         if not engine.device.is_out_of_memory(error):
             raise
         drop_frames(error)
-    norms = [norm_of([tensor.detach()]) for tensor in tensors if tensor.is_floating_point()]  # each while it is held
+    # Offloaded weights are in memory one after the other.
+    norms = [norm_of([tensor.detach()]) for tensor in tensors if tensor.is_floating_point()]
     is_lost = not (is_finite([loss]) and is_finite(norms))
     return not group.all_reduce_sum(float(is_lost))[0]

@@ -41,7 +41,7 @@ def ours(work: TracedWork, is_compiled: bool, device: Device) -> TakeStep:
     settings = {**asdict(work.model), "dropout_rate": work.dropout, "optimizer": work.optimizer}
     if HAS_COMPILE:
         settings[COMPILE] = is_compiled
-    engine = build(Beginning(config=Config().changed(**settings), device=device), work.choice)
+    engine = build(Beginning(config=Config().with_changes(**settings), device=device), work.choice)
     batches = batches_of(work)
     labels = sum(batch.num_labels for batch in batches)
 

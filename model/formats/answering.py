@@ -66,7 +66,7 @@ def published_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
         return path, read_json(path)
     content = _config(folder)
     tokens = {"eos_token_id", "decoder_start_token_id", "pad_token_id", "bos_token_id"}
-    published = {name: content[name] for name in GENERATION_KEYS.keys() & content.keys() - tokens}
+    published = {name: content[name] for name in GENERATION_KEYS if name in content and name not in tokens}
     if published.get("max_length") == OLD_MAX_LENGTH:
         del published["max_length"]
     return folder / CONFIG, published

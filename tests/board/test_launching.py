@@ -27,7 +27,7 @@ from common.units import GIB
 from settings.errors import UserError
 from settings.loading import load
 from tests.board.recorded import beat, folders
-from training.setup.resuming import find_run_to_resume, resumed_config
+from training.setup.resuming import resumed_config, run_to_resume
 
 FITS = {"plan": {"peak_bytes": GIB, "budget_bytes": 4 * GIB}, "fits_now": True, "reserved_bytes": 0}
 REFUSED = {"problems": ["--memory_budget = 1.00 GiB, does not hold this run"], "exit_code": 3, "fits_now": False}
@@ -255,7 +255,9 @@ def test_a_run_is_planned_with_the_settings_that_it_will_have(queue: Queue) -> N
     queue.ask(is_keep_training="True", max_steps="9")
     words = plan_words(queue.record()["flags"])
     config = load("plan", dict(word.removeprefix("--").split("=", 1) for word in words))
-    planned = resumed_config(config, find_run_to_resume(config.run.output_dir, config.run.run_name))
+    run_dir = run_to_resume(config.run, is_keep_training=True)
+    assert run_dir is not None
+    planned = resumed_config(config, run_dir)
     assert (planned.data.train_file, planned.model.num_layers, planned.train.max_steps) == ("rows.jsonl", 3, 9)
 
 

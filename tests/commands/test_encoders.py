@@ -41,7 +41,7 @@ def test_convert_takes_the_encoder_of_a_whole_t5(whole: Path) -> None:
 
 def test_a_head_edited_in_config_py_is_for_training_and_convert_keeps_the_model_as_it_is(whole: Path) -> None:
     config = load("convert", {"model": whole, "output": whole.parent / "same"})
-    edited = dataclasses.replace(config.changed(head="sequence"), origins=(("head", "edited"),))
+    edited = dataclasses.replace(config.with_changes(head="sequence"), origins=(("head", "edited"),))
     assert convert(edited) is not None
     assert read_config(whole.parent / "same") == read_config(whole)
 

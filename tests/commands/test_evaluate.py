@@ -30,7 +30,7 @@ from tests.commands.small import flags_of, read_rows, write_rows
 from tests.data.loaders import loader_of
 from tests.training.small_trained import save_trained
 from training.evaluation.answers import AnswerWriter
-from training.evaluation.samples import Sample, generate_metrics
+from training.evaluation.samples import AnsweredRow, generate_metrics
 from training.evaluation.scores import AnswerScores, metric_names
 from training.loaded_model import load_model
 from training.processes.group import Group
@@ -212,9 +212,9 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
     trained = load_model(config, find_model(config))
     names = metric_names("auto", 1)
 
-    def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
+    def score(group: Group) -> tuple[dict[str, float], list[AnsweredRow]]:
         return generate_metrics(
-            lambda inputs: [[ids] for ids in trained.writer(config.changed(max_new_tokens=9)).answers(inputs)],
+            lambda inputs: [[ids] for ids in trained.writer(config.with_changes(max_new_tokens=9)).answers(inputs)],
             loader,
             trained.tokenizer,
             GenerateConfig(max_new_tokens=9),
@@ -222,7 +222,7 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
             rows=5,
             batch_size=2,
             names=names,
-            shown=9,
+            num_samples=9,
         )[:2]
 
     whole, samples = score(Group())

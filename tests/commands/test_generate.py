@@ -445,7 +445,7 @@ def test_the_budget_counts_the_tree(folder: Path) -> None:
     starts[0] = 1
     tree = AnswerTree(np.ones(count, np.int32), starts, 2)  # 64 MiB: as many answers of one token
     trained = load_model(config, find_model(config), tree=tree)
-    tree_bytes = trained.held.base_bytes - without.held.base_bytes
+    tree_bytes = trained.held_model.base_bytes - without.held_model.base_bytes
     batch = AnswerBatch.by(config.generate, 1, config.data.max_seq_len)
     assert tree_bytes > 0.8 * tree.num_bytes
     assert sum(trained.predict(batch).values()) - sum(without.predict(batch).values()) > tree_bytes + 40 * count

@@ -157,7 +157,7 @@ CONFIG = load(
         "weights_in": "device",
     },
 )
-LEAST = CONFIG.changed(effective_batch_size=1, memory_mode="ultra")
+LEAST = CONFIG.with_changes(effective_batch_size=1, memory_mode="ultra")
 MARGIN = 32 * MIB
 BUDGET = 2 * GIB
 

@@ -125,7 +125,7 @@ def test_more_budget_is_never_slower_and_the_peak_stays_inside(flags: dict[str, 
 def test_low_takes_much_less_memory_at_nearly_the_speed_and_ultra_the_least() -> None:
     config = settings_of(model_preset="t5-base", effective_batch_size=8)
     fast, low, ultra = (
-        plan(config.changed(memory_mode=mode), machine(8 * GIB)) for mode in ("standard", "low", "ultra")
+        plan(config.with_changes(memory_mode=mode), machine(8 * GIB)) for mode in ("standard", "low", "ultra")
     )
     assert low.seconds <= NEARLY * fast.seconds
     assert ultra.peak_bytes < low.peak_bytes < 0.7 * fast.peak_bytes
@@ -233,7 +233,7 @@ def test_more_work_never_takes_less(
 def test_a_card_without_bf16_computes_in_fp16() -> None:
     config = settings_of(model_preset="t5-small", effective_batch_size=8)
     card = target_machine("gpu_16gb_t4")
-    in_fp16, in_fp32 = (plan(config.changed(mixed_precision=words), card) for words in ("auto", "no"))
+    in_fp16, in_fp32 = (plan(config.with_changes(mixed_precision=words), card) for words in ("auto", "no"))
     assert (in_fp16.choice.storage, in_fp16.choice.compute) == ("bfloat16", "float16")
     assert any("float16" in reason for reason in in_fp16.reasons)
     assert in_fp16.peak_bytes < 0.75 * in_fp32.peak_bytes and in_fp16.seconds < in_fp32.seconds

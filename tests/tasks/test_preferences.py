@@ -45,7 +45,7 @@ def test_what_contradicts_dpo_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize(("flags", "rate"), [({}, 1e-4), ({"lora_rank": 8}, 1e-3)])
 def test_the_rate_that_nobody_named(flags: dict[str, Any], rate: float) -> None:
-    config = load("dpo", {"train_file": "x", "model_preset": "tiny"}).changed(finetune_from="folder", **flags)
+    config = load("dpo", {"train_file": "x", "model_preset": "tiny"}).with_changes(finetune_from="folder", **flags)
     steps = Steps.of(config.train, config.model, config.lora, config.task, 8, 100)
     assert steps.learning_rate == pytest.approx(rate, rel=0.01)
 
@@ -125,7 +125,9 @@ def preferences(configure: Any) -> Any:
     """Settings of a preference run on a file."""
 
     def make(path: Path, **flags: Any) -> Any:
-        return configure(train_file=path, max_seq_len=40, max_target_len=30, **flags).changed(objective="preferences")
+        return configure(train_file=path, max_seq_len=40, max_target_len=30, **flags).with_changes(
+            objective="preferences"
+        )
 
     return make
 

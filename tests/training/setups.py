@@ -55,6 +55,6 @@ def resolved(config: Config, choice: ExecutionPlan, rows: int) -> ResolvedRun:
         heartbeat=nothing,
         threads=nothing,
         base_bytes=0,
-        told=(),
+        shown_notes=(),
         notes=(),
     )

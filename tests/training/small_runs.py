@@ -32,14 +32,14 @@ SMALL = {
 
 def configuration(folder: Path, name: str, **flags: object) -> Config:
     """A run over `folder/text.txt`; `flags` replace what stands in `SMALL`."""
-    places = {
+    folders = {
         "train_file": folder / "text.txt",
         "output_dir": folder / "runs",
         "log_dir": folder / "logs",
         "cache_dir": folder / "cache",
         "run_name": name,
     }
-    return load("train", {key: str(value) for key, value in {**places, **SMALL, **flags}.items()})
+    return load("train", {key: str(value) for key, value in {**folders, **SMALL, **flags}.items()})
 
 
 def events(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:

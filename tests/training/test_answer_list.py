@@ -17,7 +17,8 @@ NAMES = ("red", "blue", "green")
 
 
 def test_a_run_is_evaluated_by_ranked_answers_and_leaves_their_list(tmp_path: Path) -> None:
-    rows, listed = tmp_path / "pairs.jsonl", tmp_path / "colors.csv"
+    rows = tmp_path / "pairs.jsonl"
+    listed = tmp_path / "colors.csv"
     rows.write_text("".join(json.dumps({"prompt": "x", "response": name}) + "\n" for name in NAMES))
     listed.write_text("id,response\n" + "".join(f"1,{name}\n" for name in NAMES))
     flags = {
@@ -37,8 +38,8 @@ def test_a_run_is_evaluated_by_ranked_answers_and_leaves_their_list(tmp_path: Pa
         "tokenizer_type": "byte",
     }
     LowMemTrainer(configuration(tmp_path, "ranked", **flags)).train()
-    found = events(tmp_path, "ranked", "eval")
-    for event in found:  # each answer is right for one of the rows: all ranks are there, whatever the model
+    evaluations = events(tmp_path, "ranked", "eval")
+    for event in evaluations:  # each answer is right for one of the rows: all ranks are there, whatever the model
         assert event["recall@2"] == pytest.approx(200 / 3) and event["mrr"] == pytest.approx(1100 / 18)
         assert event["ndcg@3"] == pytest.approx(100 * (1 + 1 / np.log2(3) + 1 / 2) / 3)
     assert {event["answer"] for event in events(tmp_path, "ranked", "sample")} <= set(NAMES)
@@ -50,6 +51,6 @@ def test_a_run_is_evaluated_by_ranked_answers_and_leaves_their_list(tmp_path: Pa
     (run / "answers.txt").unlink()
     more = {"max_steps": 3, "is_keep_training": True, "answers": listed}
     LowMemTrainer(configuration(tmp_path, "ranked", **{**flags, **more})).train()
-    assert len(events(tmp_path, "ranked", "eval")) == len(found) + 1
+    assert len(events(tmp_path, "ranked", "eval")) == len(evaluations) + 1
     with pytest.raises(UserError, match="--num_answers"):
         LowMemTrainer(configuration(tmp_path, "other", **{**flags, "answers": rows, "num_beams": 2})).train()

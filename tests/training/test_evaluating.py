@@ -20,7 +20,7 @@ CONFIG = load("train", {"train_file": "x"})
 def test_a_rising_loss_is_told_with_its_rows_and_the_step_that_is_still_the_best(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = list[str]()
+    sentences = list[str]()
     live: Any = SimpleNamespace(
         state=SimpleNamespace(step=60),
         best=BestMetric(step=40),
@@ -31,9 +31,9 @@ def test_a_rising_loss_is_told_with_its_rows_and_the_step_that_is_still_the_best
         metrics=CONFIG.metrics,
         controller=SimpleNamespace(before=lambda *_: None),
         monitor=SimpleNamespace(phase=nullcontext),
-        log=SimpleNamespace(event=lambda _, sentence, **__: told.append(sentence), memory=lambda *_: None),
+        log=SimpleNamespace(event=lambda _, sentence, **__: sentences.append(sentence), memory=lambda *_: None),
     )
     monkeypatch.setattr(evaluating, "_loss", lambda *_: Evaluation(3.0, tokens=90, rows=64))
     monkeypatch.setattr(evaluating, "_scores", lambda *_: ({}, []))
     assert not evaluating.evaluate(live)
-    assert "64 of 500 rows" in told[0] and "step 40" in told[0]
+    assert "64 of 500 rows" in sentences[0] and "step 40" in sentences[0]

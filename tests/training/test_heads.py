@@ -31,11 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = ["ABCA", "BCAAB", "CACB", "AABBCC", "CBA", "ABAB", "BBCA", "CCAB"] * 4
     rows = [{"text": text, "label": ["vowel" if letter == "A" else "other" for letter in text]} for text in texts]
     (folder / "text.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf8")
-    LowMemTrainer(configuration(folder, "whole", **asked(folder))).train()
+    LowMemTrainer(configuration(folder, "whole", **flags_of(folder))).train()
     return folder
 
 
-def asked(folder: Path) -> dict[str, object]:
+def flags_of(folder: Path) -> dict[str, object]:
     return {"train_file": folder / "text.jsonl", "num_decoder_layers": 0, **HEAD}
 
 
@@ -53,8 +53,8 @@ def stopped_and_resumed(folder: Path, name: str, **flags: object) -> dict[str, l
         return STOP if event["event"] == "step" and event["step"] == 2 else None
 
     with pytest.raises(Interrupted):
-        LowMemTrainer(configuration(folder, name, **asked(folder), **flags), callbacks=[stop]).train()
-    LowMemTrainer(configuration(folder, name, **asked(folder), **flags, is_keep_training=True)).train()
+        LowMemTrainer(configuration(folder, name, **flags_of(folder), **flags), callbacks=[stop]).train()
+    LowMemTrainer(configuration(folder, name, **flags_of(folder), **flags, is_keep_training=True)).train()
     return result(folder, name)
 
 
@@ -76,7 +76,7 @@ def test_predicted_labels_are_shown_beside_the_right_ones(folder: Path) -> None:
 def test_a_head_learns_beside_adapters_and_is_saved_with_them(folder: Path) -> None:
     flags = {"finetune_from": folder / "runs" / "whole", "lora_rank": 2, "lora_base": "int8"}
     cut = stopped_and_resumed(folder, "lora_cut", **flags)
-    LowMemTrainer(configuration(folder, "lora", **asked(folder), **flags)).train()
+    LowMemTrainer(configuration(folder, "lora", **flags_of(folder), **flags)).train()
     assert cut == result(folder, "lora")
     began = load_file(folder / "runs" / "whole" / "model.safetensors")["classifier.weight"].tolist()
     assert cut["base_model.model.classifier.weight"] != began

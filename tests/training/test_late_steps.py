@@ -18,7 +18,9 @@ from tests.training.small_runs import configuration
 from trainer_low_mem import LowMemTrainer
 
 WINDOW = 16  # steps; a multiple of all that comes every few steps, within two light cleanings
-EARLY, LATE = 51, 151  # behind a light cleaning each
+# Each stands behind a light cleaning.
+EARLY = 51
+LATE = 151
 SIZES = {
     "d_model": 16,
     "d_kv": 8,
@@ -47,7 +49,9 @@ class Counter:
         """Begin or end a window where one begins or ends."""
         if done in (EARLY, LATE):
             gc.collect()
-            self._window, self.calls[done], self.objects[done] = done, 0, len(gc.get_objects())
+            self._window = done
+            self.calls[done] = 0
+            self.objects[done] = len(gc.get_objects())
             sys.setprofile(self._count)
         elif done in (EARLY + WINDOW, LATE + WINDOW):
             sys.setprofile(None)
@@ -62,7 +66,8 @@ def test_a_late_step_makes_the_calls_of_an_early_one_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_text(tmp_path / "text.txt")
-    counter, plain = Counter(), MemoryController.before_step
+    counter = Counter()
+    plain = MemoryController.before_step
 
     def before_step(controller: MemoryController, done: int, rows: int) -> None:
         counter.before_step(done)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from settings.loading import load
 from tests.end_to_end.running import write_text
+from tests.training.small_runs import configuration
 from trainer_low_mem import LowMemTrainer
 from training.live import LiveRun
 from training.report.log_files import MetricsFile
@@ -20,31 +20,11 @@ from training.saving import save
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LowMemTrainer]:
     """One that has run two steps, its log open for as long as a test looks at it."""
-    tmp_path, close = tmp_path_factory.mktemp("live"), MetricsFile.close
-    write_text(tmp_path / "text.txt")
-    flags = {
-        "train_file": tmp_path / "text.txt",
-        "output_dir": tmp_path / "runs",
-        "log_dir": tmp_path / "logs",
-        "cache_dir": tmp_path / "cache",
-        "run_name": "live",
-        "d_model": 16,
-        "d_kv": 8,
-        "d_ff": 32,
-        "num_heads": 2,
-        "num_layers": 1,
-        "num_decoder_layers": 1,
-        "vocab_size": 512,
-        "max_seq_len": 32,
-        "max_steps": 2,
-        "save_steps": 1,
-        "eval_steps": 1,
-        "effective_batch_size": 4,
-        "mixed_precision": "no",
-        "sample_rows": 0,
-        "num_threads": 1,
-    }
-    trainer = LowMemTrainer(load("train", {key: str(value) for key, value in flags.items()}))
+    folder = tmp_path_factory.mktemp("live")
+    close = MetricsFile.close
+    write_text(folder / "text.txt")
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_decoder_layers": 1, "max_seq_len": 32}
+    trainer = LowMemTrainer(configuration(folder, "live", **sizes, max_steps=2, save_steps=1, eval_steps=1))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(MetricsFile, "close", lambda metrics: None)
         trainer.train()

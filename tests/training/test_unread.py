@@ -44,8 +44,8 @@ def notes(folder: Path, config: Config) -> list[str]:
 
 def test_what_nobody_has_read_is_said_once(tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt")
-    named = {"max_steps": 1, "allow_download": True, "weight_decay": 0.1, "repetition_penalty": 1.2, "dedup": "exact"}
-    assert notes(tmp_path, configuration(tmp_path, "told", **named)) == ["allow_download"]
+    flags = {"max_steps": 1, "allow_download": True, "weight_decay": 0.1, "repetition_penalty": 1.2, "dedup": "exact"}
+    assert notes(tmp_path, configuration(tmp_path, "told", **flags)) == ["allow_download"]
 
 
 def data_of(preset: dict[str, object], folder: Path) -> str:
@@ -74,8 +74,8 @@ def test_nothing_in_a_preset_is_in_vain(tmp_path: Path, name: str) -> None:
     preset = read_settings_file(PRESETS_DIR / f"{name}.yaml")
     tiny = {key: value for key, value in TINY.items() if INSTEAD.get(key) not in preset}
     tiny |= {"epochs": 0.01} if "epochs" in preset else {}
-    places = {"output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "cache_dir": tmp_path / "cache"}
+    folders = {"output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "cache_dir": tmp_path / "cache"}
     data = {"train_file": data_of(preset, tmp_path), "validation_file": "none"}
     data |= {"answers": data["train_file"]} if "answers" in preset else {}
-    flags = {"config": PRESETS_DIR / f"{name}.yaml", **tiny, **places, **data, "run_name": "tiny"}
+    flags = {"config": PRESETS_DIR / f"{name}.yaml", **tiny, **folders, **data, "run_name": "tiny"}
     assert notes(tmp_path, load("train", {key: str(value) for key, value in flags.items()})) == []

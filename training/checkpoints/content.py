@@ -39,7 +39,7 @@ def write_checkpoint(
     answers: GenerateConfig | None = GREEDY,
     listed_in: Path | None = None,
     num_answers: int = 1,
-    held: WithWeights = in_place,
+    with_weights: WithWeights = in_place,
 ) -> None:
     """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
 
@@ -49,13 +49,13 @@ def write_checkpoint(
         answers: how the model shall answer, see `model.formats.answering`; None: it writes none.
         listed_in: the folder with the list that its answers come from; None: any answer.
         num_answers: how many an evaluation scores.
-        held: a context in which a weight is in memory, where some are offloaded.
+        with_weights: a context in which a weight is in memory, where some are offloaded.
     Raises:
         OSError: the folder cannot be written.
     """
     about = model.adapter_info
     if about is None:
-        hf_format.save(model, folder, with_weights=held)
+        hf_format.save(model, folder, with_weights=with_weights)
     else:
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
     (folder / STATE).mkdir()
@@ -82,29 +82,29 @@ def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
             folder=folder,
         )
     try:
-        with safe_open(path, framework="pt") as stored:
-            keys = list(stored.keys())
+        with safe_open(path, framework="pt") as file:
+            keys = list(file.keys())
             for key in keys:  # One after the other: the optimizer copies it.
-                optimizer.load_state({key: stored.get_tensor(key)})
+                optimizer.load_state({key: file.get_tensor(key)})
     except KeyError as error:
         raise UserError(
             "checkpoint = {folder}, its optimizer state has {error}, which this model does not have",
             folder=folder,
             error=error,
         ) from None
-    except Exception as error:  # safetensors raises its own class for a broken file
+    except Exception as error:  # For a broken file, safetensors raises a class of its own.
         raise UserError(
             "checkpoint = {folder}, its optimizer state cannot be read: {error}", folder=folder, error=error
         ) from None
-    missing = optimizer.incomplete() if keys else []
+    missing = optimizer.incomplete()
     if not keys:
-        trained = read_training_state(folder)  # with a loss scale, every step so far may have been left out
-        missing = [say("all of it")] if trained.step and trained.loss_scaling is None else []
+        state = read_training_state(folder)
+        # Before the first step there is none, and with a loss scale every step so far may have been left out.
+        missing = [say("all of it")] if state.step and state.loss_scaling is None else []
     if missing:
-        shown = listed(missing, most=3)
         raise UserError(
             "checkpoint = {folder}, its optimizer state lacks tensors or has them in another form: {shown}; copy "
             "the checkpoint again, or continue from its weights alone with --finetune_from",
             folder=folder,
-            shown=shown,
+            shown=listed(missing, most=3),
         )

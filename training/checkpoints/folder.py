@@ -14,9 +14,10 @@ from __future__ import annotations
 import errno
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from common.language import join, say
 from common.storage import REPLACED, TEMPORARY, atomic_file, atomic_folder, clear_leftovers, remove, rename
@@ -24,8 +25,8 @@ from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
 from settings.errors import UserError, reason_of
 
 DAMAGED = "damaged-"
-MEAN = f"{TEMPORARY}mean"  # of the last checkpoints, as long as it is evaluated (`training.averaging`)
-BEST_STEP = "best_step"  # in checksums.json: the step of the best checkpoint when this one was written
+MEAN = f"{TEMPORARY}mean"  # The mean of the last checkpoints, while it is evaluated (`training.averaging`).
+BEST_STEP = "best_step"  # The key in checksums.json for the step of the best checkpoint when this one was written.
 _STEP = re.compile(r"step_(\d{8,18})")
 
 
@@ -54,45 +55,41 @@ class Checkpoints:
         Raises:
             UserError: the disk is full or cannot be written; the checkpoints before this one are whole.
         """
+        run_dir = self.folder.parent
         final = self.folder / name_of(step)
         try:
-            if self._had_run_dir and not self.folder.parent.is_dir():  # made again, it would lie below the mount point
-                raise OSError(
-                    errno.ENOENT,
-                    say("{parent} is gone, as with a disk that is no longer mounted", parent=self.folder.parent),
-                )
+            if self._had_run_dir and not run_dir.is_dir():  # A new folder would lie below the mount point.
+                problem = say("{parent} is gone, as with a disk that is no longer mounted", parent=run_dir)
+                raise OSError(errno.ENOENT, problem)
             self.clear_leftovers()
             with atomic_folder(final) as temporary:
                 write(temporary)
-                best = None if is_best else self.named_best()
-                seal(temporary, **{BEST_STEP: step if is_best else None if best is None else step_of(best)})
+                best = final if is_best else self.named_best()
+                seal(temporary, **{BEST_STEP: None if best is None else step_of(best)})
             self._point()
         except OSError as error:
             last = self.latest()
-            kept = (
-                say("the checkpoint of step {step_of} is whole", step_of=step_of(last))
-                if last
-                else say("there is no earlier checkpoint")
-            )
-            resume = say(
-                "; --is_keep_training=True --run_name={quote} continues from there",
-                quote=shlex.quote(self.folder.parent.name),
-            )
+            saved: str = say("there is no earlier checkpoint")
+            resume: str = ""
+            if last is not None:
+                saved = say("the checkpoint of step {step_of} is whole", step_of=step_of(last))
+                text = "; --is_keep_training=True --run_name={quote} continues from there"
+                resume = say(text, quote=shlex.quote(run_dir.name))
             raise UserError(
                 "--output_dir = {parent}, cannot be written at step {step}: {reason}; {kept}; free space or choose "
                 "another --output_dir{resume}",
-                parent=self.folder.parent.parent,
+                parent=run_dir.parent,
                 step=step,
                 reason=reason_of(error),
-                kept=kept,
-                resume=resume if last else "",
+                kept=saved,
+                resume=resume,
             ) from error
         self._rotate()
         return final
 
     def latest(self) -> Path | None:
         """The newest checkpoint that has all its files, in full length; None before the first."""
-        return next((path for path in self._all() if not self._damages(path, deep=False)), None)
+        return next(self._complete(), None)
 
     def last(self, count: int) -> list[Path]:
         """The last checkpoints, oldest first: so many, or as many as are kept, of which every byte is as it was
@@ -102,20 +99,20 @@ class Checkpoints:
 
     def best(self) -> Path | None:
         """The checkpoint with the best evaluation, if it has all its files; None before the first evaluation."""
-        named = self.named_best()
-        return named if named is not None and named.is_dir() and not damages(named, deep=False) else None
+        best = self.named_best()
+        return None if best is None or self._damages(best, deep=False) else best
 
     def named_best(self) -> Path | None:
         """The checkpoint with the best evaluation as the newest one knows it, whatever has become of its files
         since.
         """
-        known = [path for path in self._all() if not self._damages(path, deep=False)] or self._all()
-        for path in known:
-            with suppress(UserError):  # even its sums are damaged
-                if (sums := read_sums(path)) is not None:
-                    step = sums.get(BEST_STEP)
-                    named = self.folder / name_of(step) if type(step) is int and step >= 0 else None
-                    return named if named is not None and _STEP.fullmatch(named.name) else None
+        for path in [*self._complete(), *self._all()]:
+            with suppress(UserError):  # Its sums may be damaged as well.
+                sums = read_sums(path)
+                if sums is not None:
+                    step: Any = sums.get(BEST_STEP)
+                    is_step = isinstance(step, int) and _STEP.fullmatch(name_of(step))
+                    return self.folder / name_of(step) if is_step else None
         return None
 
     def intact(self) -> tuple[Path | None, list[str]]:
@@ -130,28 +127,26 @@ class Checkpoints:
         self.clear_leftovers()
         damaged: dict[Path, str] = {}
         for path in self._all():
-            if found := self._damages(path):
-                damaged[path] = join("; ", found)
+            problems = self._damages(path)
+            if problems:
+                damaged[path] = join("; ", problems)
                 continue
             for newer in damaged:
-                with suppress(OSError):  # its sums keep it from being used as well
-                    remove(newer.with_name(f"{DAMAGED}{newer.name}"))
-                    rename(newer, newer.with_name(f"{DAMAGED}{newer.name}"))
+                aside = newer.with_name(f"{DAMAGED}{newer.name}")
+                with suppress(OSError):  # Its sums keep it from being used as well.
+                    remove(aside)
+                    rename(newer, aside)
             if damaged:
                 self._point()
-            return path, [
-                say("{wrong}: continuing from step {step_of}", wrong=wrong, step_of=step_of(path))
-                for wrong in damaged.values()
-            ]
-        if damaged:
-            raise UserError(
-                *(
-                    say("checkpoint = {path}, {wrong}; copy it again", path=path, wrong=wrong)
-                    for path, wrong in damaged.items()
-                ),
-                say("--is_keep_training = True, no checkpoint is whole; start again with --overwrite=True"),
-            )
-        return None, []
+            text = "{wrong}: continuing from step {step_of}"
+            return path, [say(text, wrong=wrong, step_of=step_of(path)) for wrong in damaged.values()]
+        if not damaged:
+            return None, []
+        text = "checkpoint = {path}, {wrong}; copy it again"
+        raise UserError(
+            *(say(text, path=path, wrong=wrong) for path, wrong in damaged.items()),
+            say("--is_keep_training = True, no checkpoint is whole; start again with --overwrite=True"),
+        )
 
     def clear_leftovers(self) -> None:
         """Remove what a killed process has left half written; raises OSError."""
@@ -169,8 +164,12 @@ class Checkpoints:
 
     def _all(self) -> list[Path]:
         """All checkpoints, newest first."""
-        found = [path for path in self.folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir()]
-        return sorted(found, key=step_of, reverse=True)
+        paths = [path for path in self.folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir()]
+        return sorted(paths, key=step_of, reverse=True)
+
+    def _complete(self) -> Iterator[Path]:
+        """Checkpoints that have all their files, in full length, newest first."""
+        return (path for path in self._all() if not self._damages(path, deep=False))
 
     def _damages(self, path: Path, deep: bool = True) -> list[str]:
         """What is wrong with a checkpoint. Without its sums, which are written last, it is half a copy."""
@@ -189,18 +188,19 @@ class Checkpoints:
                 try:
                     pointer.symlink_to(target.name, target_is_directory=True)
                 except (OSError, NotImplementedError):
-                    # Windows without the right to make links, FAT, some network drives
+                    # Windows without the right to make links has none, nor have FAT and some network drives.
                     pointer.write_text(f"{target.name}\n", encoding="utf8")
 
     def _rotate(self) -> None:
-        best, newest = self.named_best(), self._all()
-        outdated = [path for path in newest[self.keep_latest :] if best is None or path.name != best.name]
+        best = self.named_best()
+        newest = self._all()
+        outdated = [path for path in newest[self.keep_latest :] if path != best]
         for path in self.folder.glob(f"{DAMAGED}step_*"):
             name = _STEP.fullmatch(path.name.removeprefix(DAMAGED))
             if name and int(name.group(1)) <= step_of(newest[0]):
-                outdated.append(path)  # its step has been done again
+                outdated.append(path)  # Its step has been done again.
         for path in outdated:
-            with suppress(OSError):  # what cannot be removed now is tried again after the next save
+            with suppress(OSError):  # The next save tries again.
                 remove(path)
 
 

@@ -45,16 +45,18 @@ class RunLock:
         if self._run_dir == run_dir:
             return []
         self.release()
-        self.warning, lock = None, None
+        self.warning = None
+        lock: FileLock | None = None
         try:
-            real = run_dir.resolve()  # by whatever name or link it is called, it is one run
+            real = run_dir.resolve()  # By whatever name or link it is called, it is one run.
             real.parent.mkdir(parents=True, exist_ok=True)
             lock = lock_at(real.with_name(f".{real.name}.lock"))
             if lock is not None:
                 lock.acquire(timeout=0)
         except Timeout:
             owner = read_record(run_dir / OWNER_FILE)
-            who, started = say("another process"), owner.get("started")
+            who = say("another process")
+            started = owner.get("started")
             if type(started) is float:
                 who = say(
                     "process {number} on {host}, since {time},",
@@ -62,22 +64,12 @@ class RunLock:
                     host=str(owner.get("host"))[:80],
                     time=duration(max(0.0, time.time() - started)),
                 )
-            return [
-                say(
-                    "--run_name = {name}, is in use: {who} trains it; wait for its end, stop it, or choose another run",
-                    name=run_dir.name,
-                    who=who,
-                )
-            ]
+            text = "--run_name = {name}, is in use: {who} trains it; wait for its end, stop it, or choose another run"
+            return [say(text, name=run_dir.name, who=who)]
         except OSError as error:
             if error.errno not in NO_LOCKS:
-                return [
-                    say(
-                        "--output_dir = {parent}, cannot be written: {reason}; choose another folder",
-                        parent=run_dir.parent,
-                        reason=reason_of(error),
-                    )
-                ]
+                text = "--output_dir = {parent}, cannot be written: {reason}; choose another folder"
+                return [say(text, parent=run_dir.parent, reason=reason_of(error))]
             lock = None
         if lock is None:
             self.warning = say(
@@ -86,7 +78,8 @@ class RunLock:
                 parent=run_dir.parent,
                 name=run_dir.name,
             )
-        self._lock, self._run_dir = lock, run_dir
+        self._lock = lock
+        self._run_dir = run_dir
         return []
 
     def write_owner(self) -> None:
@@ -98,8 +91,9 @@ class RunLock:
     def release(self) -> None:
         """Let others have the run."""
         if self._run_dir is not None:
-            with suppress(OSError):  # without the lock it says nothing
+            with suppress(OSError):  # Without the lock it says nothing.
                 (self._run_dir / OWNER_FILE).unlink(missing_ok=True)
         if self._lock is not None:
             self._lock.release()
-        self._lock = self._run_dir = None
+        self._lock = None
+        self._run_dir = None

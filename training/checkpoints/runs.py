@@ -37,7 +37,7 @@ from training.report.run_files import RUN_FILE, read_record, saved_runs
 
 KINDS = ("pretrain", "finetune", "dpo")
 MODEL_FILES = ("config.json", "model.safetensors")
-ATTEMPT_FILE = "frugalt5_run.json"  # in torchrun's folder for a launch
+ATTEMPT_FILE = "frugalt5_run.json"  # It lies in torchrun's folder for a launch.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -49,8 +49,9 @@ def new_run_name(kind: str) -> str:
 def check_name(name: str) -> list[str]:
     """Find why this can be no name of a run."""
     problem = name_problem(name)
-    told = "--{name} = {value}, {problem}"
-    return [say(told, name="run_name", value=shown_name(name), problem=problem)] if problem else []
+    if not problem:
+        return []
+    return [say("--{name} = {value}, {problem}", name="run_name", value=shown_name(name), problem=problem)]
 
 
 def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) -> list[str]:
@@ -66,38 +67,28 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
     is_empty = run_dir.is_dir() and not run_dir.is_symlink() and not any(run_dir.iterdir())
     if is_empty or not os.path.lexists(run_dir):
         return []
-    if overwrite and not (run_dir / RUN_FILE).is_file():
-        return [
-            say(
-                "--run_name = {name}, {run_dir} is not a run of this program and is not replaced; choose another",
-                name=name,
-                run_dir=run_dir,
-            )
-        ]
-    told = (
-        "--run_name = {run}, exists in {folder}; choose another name, resume it with --is_keep_training=True or "
-        "replace it with --overwrite=True"
-    )
-    return [] if overwrite else [say(told, run=name, folder=output_dir)]
+    if not overwrite:
+        text = (
+            "--run_name = {run}, exists in {folder}; choose another name, resume it with --is_keep_training=True or "
+            "replace it with --overwrite=True"
+        )
+        return [say(text, run=name, folder=output_dir)]
+    if not (run_dir / RUN_FILE).is_file():
+        text = "--run_name = {name}, {run_dir} is not a run of this program and is not replaced; choose another"
+        return [say(text, name=name, run_dir=run_dir)]
+    return []
 
 
 def check_writable(flag: str, folder: str | Path) -> list[str]:
     """Find what keeps the folder that a flag names from being made or written, creating nothing."""
     nearest = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        obstacle = say("{nearest} is a file", nearest=nearest)
-    elif not os.access(nearest, os.W_OK | os.X_OK):
+    obstacle = say("{nearest} is a file", nearest=nearest)
+    if nearest.is_dir():
+        if os.access(nearest, os.W_OK | os.X_OK):
+            return []
         obstacle = say("{nearest} is not writable", nearest=nearest)
-    else:
-        return []
-    return [
-        say(
-            "--{flag} = {folder}, cannot be written: {obstacle}; choose another folder",
-            flag=flag,
-            folder=folder,
-            obstacle=obstacle,
-        )
-    ]
+    text = "--{flag} = {folder}, cannot be written: {obstacle}; choose another folder"
+    return [say(text, flag=flag, folder=folder, obstacle=obstacle)]
 
 
 def create_run(
@@ -155,7 +146,7 @@ def restore_replaced_run(run_dir: Path) -> bool:
     """
     if not os.path.lexists(replaced_by(run_dir)):
         return False
-    with suppress(OSError):  # it lies beside, whole
+    with suppress(OSError):  # The replaced run lies beside it, whole.
         remove(run_dir)
     return restore_folder(run_dir)
 
@@ -220,8 +211,8 @@ def read_run(run_dir: str | Path) -> dict[str, Any] | None:
 def only_pretrained(model: str | Path) -> bool:
     """Whether a model is a run's, or one of its checkpoints, that has learnt to fill gaps in text and nothing after."""
     folder = Path(model)
-    record = next((found for place in (folder, *folder.parents[:2]) if (found := read_run(place)) is not None), None)
-    return record is not None and is_pretraining(str(record.get("objective")))
+    records = filter(None, map(read_run, (folder, *folder.parents[:2])))
+    return is_pretraining(str(next(records, {}).get("objective")))
 
 
 @dataclass(frozen=True)
@@ -257,11 +248,11 @@ class SavedRun:
 
 def runs_newest_first(output_dir: str | Path) -> list[SavedRun]:
     """The runs of a folder, which may be missing, in the order in which they were started or resumed last."""
-    runs = []
-    for folder in saved_runs(Path(output_dir)):
-        record = read_run(folder)
-        if record is not None:
-            runs.append(SavedRun(folder, record["kind"], record.get("objective", ""), record["order"]))
+    runs = [
+        SavedRun(folder, record["kind"], record.get("objective", ""), record["order"])
+        for folder in saved_runs(Path(output_dir))
+        if (record := read_run(folder)) is not None
+    ]
     return sorted(runs, key=lambda run: (run.order, run.folder), reverse=True)
 
 
@@ -289,41 +280,43 @@ def publish(checkpoint: Path, run_dir: str | Path) -> None:
         UserError: the checkpoint is damaged; or the disk is full or cannot be written: every file is whole, the old or
             the new one.
     """
-    if (
-        found := damages(checkpoint, with_state=False)
-        if checkpoint.is_dir()
-        else [say("{checkpoint} is no longer there", checkpoint=checkpoint)]
-    ):
-        told = "--output_dir = {parent}, the model was not published; take another checkpoint of {run_dir}"
+    problems: list[str] = [say("{checkpoint} is no longer there", checkpoint=checkpoint)]
+    if checkpoint.is_dir():
+        problems = damages(checkpoint, with_state=False)
+    if problems:
+        text = "--output_dir = {parent}, the model was not published; take another checkpoint of {run_dir}"
         raise UserError(
-            *(say("checkpoint = {checkpoint}, {damage}", checkpoint=checkpoint, damage=damage) for damage in found),
-            say(told, parent=Path(run_dir).parent, run_dir=run_dir),
+            *(say("checkpoint = {checkpoint}, {damage}", checkpoint=checkpoint, damage=damage) for damage in problems),
+            say(text, parent=Path(run_dir).parent, run_dir=run_dir),
         )
-    # the weights first: a folder that has a config.json is then complete
+    # The weights go first: a folder that has a config.json is then complete.
     files = sorted(
         (path for path in checkpoint.iterdir() if path.is_file() and path.name != CHECKSUMS_FILE),
         key=lambda path: path.name == "config.json",
     )
     sums = read_sums(checkpoint)
     try:
-        Path(run_dir, CHECKSUMS_FILE).unlink(missing_ok=True)  # of the model before, until all files are there
+        Path(run_dir, CHECKSUMS_FILE).unlink(missing_ok=True)  # It is of the model before, until all files are there.
         for source in files:
             with atomic_file(Path(run_dir, source.name)) as fresh:
                 try:
                     os.link(source, fresh)
-                except OSError:  # no hard links, or another disk
+                except OSError:  # There are no hard links, or it is another disk.
                     shutil.copyfile(source, fresh)
         if sums is not None:
             published = {name: entry for name, entry in sums["files"].items() if "/" not in name}
             with atomic_file(Path(run_dir, CHECKSUMS_FILE)) as fresh:
                 write_sums(fresh, published)
     except OSError as error:
-        told = "--output_dir = {parent}, cannot be written: {reason}; free space; the model is whole in {checkpoint}"
-        values = {"parent": Path(run_dir).parent, "reason": reason_of(error), "checkpoint": checkpoint}
-        raise UserError(say(told, **values)) from error
+        raise UserError(
+            "--output_dir = {parent}, cannot be written: {reason}; free space; the model is whole in {checkpoint}",
+            parent=Path(run_dir).parent,
+            reason=reason_of(error),
+            checkpoint=checkpoint,
+        ) from error
 
 
 def _write_record(run_dir: Path, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    # a damaged one may hold halves of letters
+    # A record that was damaged may hold halves of letters.
     write_text(run_dir / RUN_FILE, text.encode("utf8", "replace").decode("utf8"))

@@ -8,10 +8,8 @@ seen rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from common.language import say
@@ -25,14 +23,13 @@ from settings.errors import UserError
 from training.evaluation.stopping import BestMetric, MeasuredOn
 
 TRAINING_FILE = "training.json"
-NAMES = {
+CHOICE_NAMES = {
     "storage": STORAGE_DTYPES,
     "compute": COMPUTE_DTYPES,
     "malloc": MALLOCS,
     "weights_in": WEIGHTS_IN,
-}  # of a choice
-# What states and choices say of fields that versions before did not have, so that their runs go on as they were.
-STATE_BEFORE: dict[str, Any] = {}
+}
+# What a choice says of fields that versions before did not have, so that their runs go on as they were:
 CHOICE_BEFORE: dict[str, Any] = {"compiled": False}
 
 
@@ -75,13 +72,14 @@ def read_training_state(folder: Path) -> TrainingState:
     path = folder / STATE / TRAINING_FILE
     try:
         content = json.loads(read_text(path))
-        state: TrainingState = _filled(TrainingState, content, "it", STATE_BEFORE)
+        state: TrainingState = _read_object(TrainingState, content, "it")
         if state.choice is not None:
-            choice = _filled(ExecutionPlan, state.choice, "its choice", CHOICE_BEFORE)
+            choice = _read_object(ExecutionPlan, {**CHOICE_BEFORE, **state.choice}, "its choice")
             state = replace(state, choice=asdict(choice))
-        for name, cls in (("loss_scaling", LossScaling), ("best_metric", BestMetric), ("measured_on", MeasuredOn)):
-            if (part := getattr(state, name)) is not None:
-                _filled(cls, part, f"its {name}")
+        for name, cls in {"loss_scaling": LossScaling, "best_metric": BestMetric, "measured_on": MeasuredOn}.items():
+            part = getattr(state, name)
+            if part is not None:
+                _read_object(cls, part, f"its {name}")
         return state
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
@@ -93,17 +91,14 @@ def read_training_state(folder: Path) -> TrainingState:
         ) from None
 
 
-def _filled(cls: type[Any], content: Any, what: str, before: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def _read_object(cls: type[Any], content: Any, what: str) -> Any:
     """An object of a dataclass from its fields in JSON: all of them, each of its type, and none besides.
 
-    Args:
-        before: the values of fields that an earlier version did not write.
     Raises:
         ValueError: it is something else.
     """
     if not isinstance(content, dict):
         raise ValueError(say("{what} is not an object", what=what))
-    content = {**before, **content}
     types = {member.name: str(member.type) for member in fields(cls)}
     for name in types:
         if name not in content:
@@ -111,21 +106,19 @@ def _filled(cls: type[Any], content: Any, what: str, before: Mapping[str, Any] =
     for name, value in content.items():
         if name not in types:
             raise ValueError(say("{what} has {name}, which no run writes", what=what, name=name))
-        if not any(_is_of(value, kind, name) for kind in types[name].split(" | ")):
-            raise ValueError(
-                say("{name} of {what} is {value}, which no run writes", name=name, what=what, value=str(value)[:40])
-            )
+        if not _is_valid(value, types[name], name):
+            text = "{name} of {what} is {value}, which no run writes"
+            raise ValueError(say(text, name=name, what=what, value=str(value)[:40]))
     return cls(**content)
 
 
-def _is_of(value: Any, kind: str, name: str) -> bool:
-    if name in NAMES:
-        return value in NAMES[name]
-    if kind == "int":
-        return type(value) is int and value >= 0
-    if kind == "float":
-        return type(value) in (int, float)
-    if kind == "tuple[int, ...]":
+def _is_valid(value: Any, annotation: str, name: str) -> bool:
+    if name in CHOICE_NAMES:
+        return value in CHOICE_NAMES[name]
+    if annotation == "tuple[int, ...]":
         return isinstance(value, (list, tuple)) and all(type(each) is int and each > 0 for each in value)
-    known = {"None": type(None), "bool": bool, "str": str, "dict[str, Any]": dict}
-    return type(value) is known[kind]
+    words = annotation.split(" | ")
+    if type(value) is int:
+        return value >= 0 and not {"int", "float"}.isdisjoint(words)
+    names = {type(None): "None", bool: "bool", float: "float", str: "str", dict: "dict[str, Any]"}
+    return names.get(type(value)) in words

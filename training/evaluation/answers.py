@@ -19,8 +19,8 @@ from model.decoding.sampling import AnswerRow
 from settings.declared import GenerateConfig
 from training.evaluation.prompt_parts import PromptParts
 
-Result = TypeVar("Result")
-ANSWERS = "answers"  # the monitor's phase
+Written = TypeVar("Written")
+ANSWERS = "answers"  # The phase of the monitor.
 
 
 def decoder_of(model: Blockwise, num_beams: int = 1) -> Decoder:
@@ -91,20 +91,19 @@ class AnswerWriter:
         if self.settings.num_beams > 1:
             return [best[0].tokens for best in self.best(inputs)]
 
-        def draw(numbers: list[int]) -> list[list[int]]:
-            rows = [AnswerRow(inputs[number], self.settings, self.seed) for number in numbers]
+        def draw(prompts: list[list[int]]) -> list[list[int]]:
+            rows = [AnswerRow(ids, self.settings, self.seed) for ids in prompts]
             return write(decoder_of(self.model), rows, self.tree)
 
-        return self._in_batches(draw, list(map(len, inputs)))
+        return self._in_batches(draw, inputs)
 
     def best(self, inputs: list[list[int]]) -> list[list[ScoredAnswer]]:
         """The best answers to each prompt, as many as there are beams or fewer."""
 
-        def search(numbers: list[int]) -> list[list[ScoredAnswer]]:
-            decoder = decoder_of(self.model, self.settings.num_beams)
-            return generate_best(decoder, [inputs[number] for number in numbers], self.settings, self.tree)
+        def search(prompts: list[list[int]]) -> list[list[ScoredAnswer]]:
+            return generate_best(decoder_of(self.model, self.settings.num_beams), prompts, self.settings, self.tree)
 
-        return self._in_batches(search, list(map(len, inputs)))
+        return self._in_batches(search, inputs)
 
     def ranked(self, inputs: list[list[int]], count: int) -> list[list[ScoredAnswer]]:
         """The `count` best answers to each prompt, or as many as there are; a single one is not scored and has 0."""
@@ -112,15 +111,15 @@ class AnswerWriter:
             return [[ScoredAnswer(tokens, 0.0)] for tokens in self.answers(inputs)]
         return [best[:count] for best in self.best(inputs)]
 
-    def _in_batches(self, work: Callable[[list[int]], list[Result]], lengths: list[int]) -> list[Result]:
-        """What `work` makes of prompts, by their numbers, the longest first; `lengths`: in tokens."""
-        order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-        answers = dict[int, Result]()
+    def _in_batches(self, work: Callable[[list[list[int]]], list[Written]], inputs: list[list[int]]) -> list[Written]:
+        """What `work` makes of prompts, the longest first."""
+        order = sorted(range(len(inputs)), key=lambda row: -len(inputs[row]))
+        answers: dict[int, Written] = {}
         while order:
-            batch = AnswerBatch.by(self.settings, len(order), lengths[order[0]])
-            rows = self.rows_at_once(batch)
-            places, order = order[:rows], order[rows:]
-            with nullcontext() if self.budget is None else self.budget.measuring(replace(batch, rows=len(places))):
-                written = work(places)
-            answers.update(zip(places, written, strict=True))
-        return [answers[place] for place in range(len(lengths))]
+            batch = AnswerBatch.by(self.settings, len(order), len(inputs[order[0]]))
+            rows = order[: self.rows_at_once(batch)]
+            with nullcontext() if self.budget is None else self.budget.measuring(replace(batch, rows=len(rows))):
+                written = work([inputs[row] for row in rows])
+            answers.update(zip(rows, written, strict=True))
+            order = order[len(rows) :]
+        return [answers[row] for row in range(len(inputs))]

@@ -59,7 +59,8 @@ def mean_of_sets(sets: Mapping[str, Evaluation]) -> Evaluation:
         if figure not in ("rows", "tokens")
     }
     loss = sum(result.loss for result in results) / len(results)
-    tokens, rows = sum(result.tokens for result in results), sum(result.rows for result in results)
+    tokens = sum(result.tokens for result in results)
+    rows = sum(result.rows for result in results)
     return Evaluation(loss, tokens, rows, {**shared, **own}, results[0].is_of_text)
 
 

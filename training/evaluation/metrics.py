@@ -23,6 +23,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,18 +61,18 @@ class Metric:
 
 def normalised(text: str) -> str:
     """SQuAD's form of an answer: lower case, without punctuation and articles, single spaces. Of any script."""
-    kept = "".join(
+    without_marks = "".join(
         letter for letter in text.lower() if letter not in string.punctuation and unicodedata.category(letter)[0] != "P"
     )
-    return " ".join(_ARTICLES.sub(" ", kept).split())
+    return " ".join(_ARTICLES.sub(" ", without_marks).split())
 
 
 def token_f1(answer: str, reference: str) -> float:
     """SQuAD's F1 over the tokens of two answers, 0 to 1; both empty is 1."""
-    given = Counter(_tokens(answer))
+    answered = Counter(_tokens(answer))
     right = Counter(_tokens(reference))
-    total = given.total() + right.total()
-    return 2 * (given & right).total() / total if total else 1.0
+    total = answered.total() + right.total()
+    return 2 * (answered & right).total() / total if total else 1.0
 
 
 def _tokens(text: str) -> list[str]:
@@ -114,41 +115,21 @@ def rouge() -> Metric:
     return Metric(ROUGE, count)
 
 
-def bleu() -> Metric:
-    from sacrebleu.metrics import BLEU
+def sacrebleu(name: str, metric: str, **options: Any) -> Metric:
+    """A corpus score of sacrebleu, whose n-grams are counted row by row."""
+    import sacrebleu.metrics
 
-    return _of_sacrebleu("bleu", BLEU(force=True))
-
-
-def char_bleu() -> Metric:
-    from sacrebleu.metrics import BLEU
-
-    return _of_sacrebleu("char_bleu", BLEU(force=True, tokenize="zh"))
-
-
-def chrf() -> Metric:
-    from sacrebleu.metrics import CHRF
-
-    return _of_sacrebleu("chrf", CHRF(word_order=0))
-
-
-def chrf_with_words() -> Metric:
-    from sacrebleu.metrics import CHRF
-
-    return _of_sacrebleu("chrf++", CHRF(word_order=2))
-
-
-def _of_sacrebleu(name: str, metric: Any) -> Metric:
-    metric.num_refs = 1
+    corpus: Any = getattr(sacrebleu.metrics, metric)(**options)
+    corpus.num_refs = 1
 
     def count(answers: Sequence[str], references: Sequence[str]) -> Sequence[float]:
-        statistics: Sequence[float] = metric._extract_corpus_statistics([answers[0]], [[one] for one in references])[0]
+        statistics: Sequence[float] = corpus._extract_corpus_statistics([answers[0]], [[one] for one in references])[0]
         return statistics
 
     def scores(sums: Sums) -> list[float]:
-        return [metric._compute_score_from_stats(sums[:-1].astype(int).tolist()).score]
+        return [corpus._compute_score_from_stats(sums[:-1].astype(int).tolist()).score]
 
-    return Metric((name,), count, scores, str(metric.get_signature()))
+    return Metric((name,), count, scores, str(corpus.get_signature()))
 
 
 def ranked(name: str) -> Metric:
@@ -165,15 +146,17 @@ def ranked(name: str) -> Metric:
     return Metric((name,), count)
 
 
+BLEU = partial(sacrebleu, "bleu", "BLEU", force=True)
+CHRF_WITH_WORDS = partial(sacrebleu, "chrf++", "CHRF", word_order=2)
 # Score -> the metrics that it follows from. `SCORES` of `settings/consistency.py` has the same names.
 METRICS: dict[str, tuple[Callable[[], Metric], ...]] = {
     "exact_match": (squad,),
     "f1": (squad,),
-    "bleu": (bleu,),
-    "chrf": (chrf,),
-    "chrf++": (chrf_with_words,),
-    GEOMETRIC_MEAN: (bleu, chrf_with_words),
+    "bleu": (BLEU,),
+    "chrf": (partial(sacrebleu, "chrf", "CHRF", word_order=0),),
+    "chrf++": (CHRF_WITH_WORDS,),
+    GEOMETRIC_MEAN: (BLEU, CHRF_WITH_WORDS),
     **dict.fromkeys(ROUGE, (rouge,)),
-    "char_bleu": (char_bleu,),
+    "char_bleu": (partial(sacrebleu, "char_bleu", "BLEU", force=True, tokenize="zh"),),
     "identical": (identical,),
 }

@@ -14,9 +14,9 @@ from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from model.decoding.generation import is_cut
 from settings.declared import GenerateConfig
 
-# where prompts are cut, and how near this must be to where the parts would be equal, in parts: sentences end, then
-# blanks
-CUTS = (re.compile(r"[.!?;:]+\s+|[。！？；]\s*"), 0.25), (re.compile(r"\s+"), 0.5)
+# Prompts are cut where a sentence ends, else at a blank; and how near this must be to where the parts would be equal,
+# as a share of a part.
+CUTS = ((re.compile(r"[.!?;:]+\s+|[。！？；]\s*"), 0.25), (re.compile(r"\s+"), 0.5))
 
 
 def was_cut(answer: Sequence[int], settings: GenerateConfig, eos_id: int) -> bool:
@@ -76,16 +76,16 @@ class PromptParts:
         return [*ids.tolist(), *ends]
 
 
-def _cuts(text: str, wanted: Sequence[int]) -> list[int]:
-    """The characters before which a text is cut: near those wanted at a sentence's end, else at a blank, else there."""
-    part = len(text) / (len(wanted) + 1)
-    places = [(np.array([found.end() for found in pattern.finditer(text)]), near * part) for pattern, near in CUTS]
-
-    def cut(place: int) -> int:
-        for ends, near in places:
-            distances = np.abs(ends - place)
-            if len(ends) and distances.min() <= near:
-                return int(ends[distances.argmin()])
-        return place
-
-    return list(map(cut, wanted))
+def _cuts(text: str, equal_cuts: Sequence[int]) -> list[int]:
+    """The characters before which a text is cut: near those of equal parts at a sentence's end, else at a blank, else
+    there.
+    """
+    part = len(text) / (len(equal_cuts) + 1)
+    ends_of_pattern = [(np.array([match.end() for match in pattern.finditer(text)]), near) for pattern, near in CUTS]
+    cuts = list(equal_cuts)
+    for number, cut in enumerate(equal_cuts):
+        for ends, near in reversed(ends_of_pattern):
+            distances = np.abs(ends - cut)
+            if len(ends) and distances.min() <= near * part:
+                cuts[number] = int(ends[distances.argmin()])
+    return cuts

@@ -18,13 +18,12 @@ from training.evaluation.prompt_parts import was_cut
 from training.evaluation.scores import AnswerScores, OwnMetric, own_scores
 from training.processes.group import Group
 
-SHOWN = 3  # scored answers that are shown
-READ_ROWS = 64  # at once, where nothing is answered
-Row = tuple[list[int], list[int]]  # token ids of prompt and reference
+SHOWN = 3  # An evaluation shows three of its scored answers.
+READ_ROWS = 64  # So many rows are read at once, where nothing is answered.
 
 
 @dataclass(frozen=True)
-class Sample:
+class AnsweredRow:
     """One answer beside what the data says."""
 
     prompt: str
@@ -42,10 +41,10 @@ def generate_metrics(
     rows: int,
     batch_size: int,
     names: Sequence[str],
-    shown: int = 0,
+    num_samples: int = 0,
     own: Mapping[str, OwnMetric] | None = None,
     of: range | None = None,
-) -> tuple[dict[str, float], list[Sample], int]:
+) -> tuple[dict[str, float], list[AnsweredRow], int]:
     """Answer the first held-out rows, each process its part, and score the answers.
 
     Args:
@@ -53,7 +52,7 @@ def generate_metrics(
         settings: by which they are written.
         rows: how many, of all processes. batch_size: given to `answer` at once.
         names: scores, see `training.evaluation.scores.metric_names`.
-        shown: samples to give back, of this process.
+        num_samples: to give back, of this process.
         own: metrics of the user's own, by name. of: the rows of one validation set; None: all.
     Returns:
         score name -> percentage over all processes; the first samples; and how many answers of all were cut.
@@ -63,25 +62,25 @@ def generate_metrics(
         with `rows`.
     """
     scores = AnswerScores(names)
-    samples = list[Sample]()
+    samples = list[AnsweredRow]()
     texts = list[tuple[str, str]]()
     cut = 0
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
-        asked = list(_rows_of(batch))
-        answers = answer([prompt for prompt, _ in asked])
-        for (prompt, references), best in zip(asked, answers, strict=True):
-            first, *others = (tokenizer.decode_with_unknown(tokens).strip() for tokens in best)
-            sample = Sample(_text(tokenizer, prompt), first, _text(tokenizer, references[0]))
-            scores.add(first, [_right_answer(tokenizer, ids) for ids in references], others)
+        prompts_and_references = list(_rows_of(batch))
+        answers = answer([prompt for prompt, _ in prompts_and_references])
+        for (prompt, references), best in zip(prompts_and_references, answers, strict=True):
+            first, *further = (tokenizer.decode_with_unknown(tokens).strip() for tokens in best)
+            sample = AnsweredRow(_text(tokenizer, prompt), first, _text(tokenizer, references[0]))
+            scores.add(first, [_right_answer(tokenizer, ids) for ids in references], further)
             cut += was_cut(best[0], settings, tokenizer.eos_id)
             if own:
                 texts.append((sample.answer, sample.reference))
-            if len(samples) < shown:
+            if len(samples) < num_samples:
                 samples.append(sample)
     *sums, all_cut = group.all_reduce_sum(*scores.sums, cut)
     result = scores.result(np.array(sums))
     if own:
-        everyone = group.gather(texts)  # row n is of process n % size
+        everyone = group.gather(texts)  # Row n is of process n % size.
         in_order = list(filter(None, itertools.chain.from_iterable(itertools.zip_longest(*everyone))))
         result |= group.run_on_main(lambda: own_scores(own, in_order))
     return result, samples, int(all_cut)
@@ -125,13 +124,13 @@ class References:
 def _rows_of(batch: Batch) -> Iterator[tuple[list[int], list[list[int]]]]:
     """Token ids of the prompt of each row of a batch, and of its right answers."""
     further = batch.references or [()] * batch.num_rows
-    for (prompt, first), others in zip(sides_of(batch), further, strict=True):
-        yield prompt, [first, *(ids.tolist() for ids in others)]
+    for (prompt, first), references in zip(sides_of(batch), further, strict=True):
+        yield prompt, [first, *(ids.tolist() for ids in references)]
 
 
-def sides_of(batch: Batch) -> Iterator[Row]:
+def sides_of(batch: Batch) -> Iterator[tuple[list[int], list[int]]]:
     """Token ids of prompt and first right answer of each row of a batch."""
-    for place in range(batch.num_rows):
-        source = batch.input_ids[place, : batch.input_lengths[place]]
-        target = batch.labels[place, : batch.target_lengths[place]]
+    for row in range(batch.num_rows):
+        source = batch.input_ids[row, : batch.input_lengths[row]]
+        target = batch.labels[row, : batch.target_lengths[row]]
         yield source.tolist(), target.tolist()

@@ -20,27 +20,29 @@ from training.evaluation.metrics import METRICS, Sums, ranked
 from training.evaluation.stopping import LOSS
 from training.report.run_files import EVAL_COUNTS
 
-OwnMetric = Callable[[list[str], list[str]], float]  # of answers and references; more is better
+# A metric of the user's own takes answers and references; more is better.
+OwnMetric = Callable[[list[str], list[str]], float]
 # Where all right answers are one word, the others say the same again or have no n-grams to count.
 WORD_SCORES = ("exact_match", "f1", "chrf")
-FIGURES = ("event", "loss", "perplexity", *EVAL_COUNTS)  # of an evaluation beside its scores
+# An evaluation has these figures beside its scores.
+FIGURES = ("event", "loss", "perplexity", *EVAL_COUNTS)
 
 
-def metric_names(asked: str, num_answers: int) -> list[str]:
+def metric_names(metrics: str, num_answers: int) -> list[str]:
     """The scores that evaluations form, in the order of `SCORES`, those of several answers last.
 
     Args:
-        asked: `--metrics`; auto: all. num_answers: to each prompt; scores of several answers stand last.
+        metrics: the setting; auto: all. num_answers: to each prompt; scores of several answers stand last.
     Raises:
         UserError: unknown names, all of them.
     """
-    of_several = ranked_words(asked, num_answers)
-    words = list(SCORES) if asked == AUTO else score_words(asked)
+    of_several = ranked_words(metrics, num_answers)
+    words = list(SCORES) if metrics == AUTO else score_words(metrics)
     unknown = [word for word in words if word not in (*SCORES, *of_several)]
     if unknown or not words:
         raise UserError(
             "--metrics = {asked}, {value} is not known; allowed: auto, {other_value}",
-            asked=asked,
+            asked=metrics,
             value=join(", ", unknown) or say("nothing"),
             other_value=join(", ", (*SCORES, "rouge", *RANKED_SHOWN)),
         )
@@ -59,11 +61,10 @@ def check_decisive(
         UserError: all problems at once.
     """
     sets = set_names(validation_file)
-    taken = {*SCORES, *FIGURES}
     problems = [
         say("metrics[{name!r}], is the name of another figure, or none; use letters, digits and _", name=name)
         for name in own
-        if name in taken or not name.isidentifier()
+        if name in (*SCORES, *FIGURES) or not name.isidentifier()
     ]
     if own and not writes_answers:
         problems.append(
@@ -72,8 +73,8 @@ def check_decisive(
     of_set, _, figure = best.rpartition("/")
     is_figure = figure in {LOSS, *SCORES, *own, *label_scores} or RANKED.fullmatch(figure)
     if not is_figure or of_set not in ("", *sets):
-        known = [*(f"{name}/{LOSS}" for name in sets), LOSS, *own, *SCORES, *RANKED_SHOWN]
-        problems.append(say("--metric_for_best = {best}, {problem}", best=best, problem=not_known(best, known)))
+        allowed = [*(f"{name}/{LOSS}" for name in sets), LOSS, *own, *SCORES, *RANKED_SHOWN]
+        problems.append(say("--metric_for_best = {best}, {problem}", best=best, problem=not_known(best, allowed)))
     refuse(problems)
 
 
@@ -89,7 +90,7 @@ def own_scores(metrics: Mapping[str, OwnMetric], pairs: Sequence[tuple[str, str]
     for name, metric in metrics.items():
         try:
             scores[name] = float(metric(answers, references))
-        except Exception as error:  # of code that is not ours
+        except Exception as error:  # The code of the metric is the user's.
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise UserError(
                 "metrics[{name!r}], failed on {count} answers ({reason}); it takes two lists of texts and gives a "
@@ -115,17 +116,17 @@ class AnswerScores:
         self._metrics = [*(kind() for kind in kinds), *map(ranked, filter(RANKED.fullmatch, names))]
         widths = [len(metric.count([""], [""])) for metric in self._metrics]
         self._begins = np.cumsum([0, *widths]).tolist()
-        self.sums: Sums = np.zeros(sum(widths) + 1)  # the last one counts rows
+        self.sums: Sums = np.zeros(sum(widths) + 1)  # The last one counts rows.
 
     @property
     def signatures(self) -> dict[str, str]:
         """Score name -> sacreBLEU's signature of how it is computed."""
         return {metric.names[0]: metric.signature for metric in self._metrics if metric.signature}
 
-    def add(self, answer: str, references: str | Sequence[str], others: Sequence[str] = ()) -> None:
-        """Count one row; `references`: the right answer, or several; `others`: further answers, the next best first."""
+    def add(self, answer: str, references: str | Sequence[str], further: Sequence[str] = ()) -> None:
+        """Count one row; `references`: the right answer, or several; `further`: answers, the next best first."""
         right = [references] if isinstance(references, str) else references
-        numbers = [number for metric in self._metrics for number in metric.count([answer, *others], right)]
+        numbers = [number for metric in self._metrics for number in metric.count([answer, *further], right)]
         self.sums += np.array([*numbers, 1.0])
 
     def result(self, sums: Sums | None = None) -> dict[str, float]:

@@ -75,13 +75,16 @@ class BestMetric:
         are never.
         """
         number = values[self.metric]
-        less_is_better = self.metric.rpartition("/")[2] in LESS_IS_BETTER  # of all validation sets, or of one
-        is_better = self.value is None or (number < self.value if less_is_better else number > self.value)
-        if math.isfinite(number) and is_better:
-            self.value, self.step, self.evals_since = number, step, 0
-            return True
-        self.evals_since += 1
-        return False
+        figure = self.metric.rpartition("/")[2]  # It may be the figure of one of several validation sets.
+        sign = -1 if figure in LESS_IS_BETTER else 1
+        is_better = self.value is None or sign * number > sign * self.value
+        if not math.isfinite(number) or not is_better:
+            self.evals_since += 1
+            return False
+        self.value = number
+        self.step = step
+        self.evals_since = 0
+        return True
 
     @property
     def should_stop(self) -> bool:
@@ -90,20 +93,13 @@ class BestMetric:
 
     def remarks(self, step: int) -> list[str]:
         """What is to be told at the end of a run, `step` being its last."""
-        found: list[str] = []
+        remarks: list[str] = []
         if self.should_stop:
-            shown = say("none") if self.value is None else f"{self.value:.4f}"
+            text = "stopped early: {evaluations} in a row no better than {metric} {shown} at step {step}"
             evaluations = counted(self.evals_since, "evaluation")
-            found.append(
-                say(
-                    "stopped early: {evaluations} in a row no better than {metric} {shown} at step {step}",
-                    evaluations=evaluations,
-                    metric=self.metric,
-                    shown=shown,
-                    step=self.step,
-                )
-            )
+            value = say("none") if self.value is None else f"{self.value:.4f}"
+            remarks.append(say(text, evaluations=evaluations, metric=self.metric, shown=value, step=self.step))
         if self.value is not None and self.step == 0 and self.evals_since > 0:
-            told = "no evaluation beat step 0: the published model is from step {step}"
-            found.append(say(told, step=step))
-        return found
+            text = "no evaluation beat step 0: the published model is from step {step}"
+            remarks.append(say(text, step=step))
+        return remarks

@@ -118,7 +118,7 @@ class Group:
         mine = torch.tensor(numbers, dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(everyone, mine, group=self.hosts)
-        return list(zip(*(theirs.tolist() for theirs in everyone), strict=True))
+        return list(zip(*(each.tolist() for each in everyone), strict=True))
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the host, summed over all processes, in place."""

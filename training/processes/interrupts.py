@@ -49,7 +49,8 @@ def interrupt_main_thread() -> None:
     if number is None:
         return
     if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, number)  # wakes it from what it waits for
+        # This wakes the main thread from what it waits for.
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:
         signal.raise_signal(number)
 
@@ -73,18 +74,19 @@ def _leave_terminal(number: int) -> None:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
-        with suppress(OSError):  # which is closed
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # a terminal that has gone no longer says that it is one
+        with suppress(OSError):  # The descriptor may be closed.
+            # A terminal that has gone no longer says that it is one.
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
                 os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
-def _write(stream: TextIO, told: bytes) -> None:
+def _write(stream: TextIO, message: bytes) -> None:
     """Tell in a signal's handler: print may be what the signal has interrupted. Where nobody reads it, as after the
     Ctrl-C that has ended `tee` too, the step goes on all the same.
     """
     with suppress(OSError, ValueError):
-        os.write(stream.fileno(), told)
+        os.write(stream.fileno(), message)
 
 
 class Interrupts:
@@ -106,14 +108,15 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in _known("SIGINT", "SIGTERM", "SIGBREAK", HANGUP):  # the third is Windows' Ctrl-Break
+            for number in _known("SIGINT", "SIGTERM", "SIGBREAK", HANGUP):  # The third is Windows' Ctrl-Break.
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
     def stop(self) -> None:
         """Take a request to stop as a first signal."""
         if not self.stop_requested:
-            self.stop_requested, self._first_time = True, time.monotonic()
+            self.stop_requested = True
+            self._first_time = time.monotonic()
 
     def __exit__(self, *exc_info: object) -> None:
         for number, handler in self._previous.items():
@@ -128,7 +131,7 @@ class Interrupts:
         elif time.monotonic() - self._first_time >= self._repeat_seconds:
             self._tell(say("quit without saving"))
             if sys.__stdout__ is not None and sys.__stdout__.isatty():
-                _write(sys.__stdout__, SHOW_CURSOR)  # a live display hides it
+                _write(sys.__stdout__, SHOW_CURSOR)  # A live display hides it.
             os._exit(INTERRUPTED)
 
     def _tell(self, text: str) -> None:

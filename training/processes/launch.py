@@ -13,8 +13,10 @@ from pathlib import Path
 from common.language import join, say
 
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")  # which accelerate hands a whole run over to
-SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
+# With one of these, accelerate hands a whole run over to another engine.
+ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+# From these accelerate reads the number of processes, in this order.
+SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 def rank() -> int:
@@ -44,29 +46,23 @@ def local_processes() -> int:
 
 def foreign_engines() -> list[str]:
     """What is wrong with a configuration of accelerate that wants the run to be another program's."""
-    asked = [name for name in ENGINES if os.environ.get(name, "false").lower() not in ("false", "0", "")]
+    text = (
+        "{name} = {environ}, is another engine's: here each process holds the whole model; use torchrun, or a "
+        "configuration of accelerate without it"
+    )
     return [
-        say(
-            "{name} = {environ}, is another engine's: here each process holds the whole model; use torchrun, or a "
-            "configuration of accelerate without it",
-            name=name,
-            environ=os.environ[name],
-        )
-        for name in asked
+        say(text, name=name, environ=os.environ[name])
+        for name in ENGINES
+        if os.environ.get(name, "false").lower() not in ("false", "0", "")
     ]
 
 
 def launch_problems() -> list[str]:
     """Find what is wrong with the variables by which a launcher says that this process is one of several."""
     numbers = {name: os.environ[name] for name in ("LOCAL_RANK", "RANK", *SIZES) if name in os.environ}
+    text = "{name} = {value}, is not a whole number; unset it, or start the processes with torchrun"
     problems: list[str] = [
-        say(
-            "{name} = {value}, is not a whole number; unset it, or start the processes with torchrun",
-            name=name,
-            value=value,
-        )
-        for name, value in numbers.items()
-        if not value.removeprefix("-").isdecimal()
+        say(text, name=name, value=value) for name, value in numbers.items() if not value.removeprefix("-").isdecimal()
     ]
     if problems:
         return problems

@@ -30,7 +30,7 @@ def lora_settings(lora: LoraConfig, model: T5ModelConfig) -> LoraSettings | None
     alpha = 2.0 * lora.lora_rank if lora.lora_alpha == AUTO else float(lora.lora_alpha)
     targets = resolve_targets(model, lora.lora_targets)
     tokens = None
-    last = model.vocab_size  # What is no range names no token of the model.
+    last = model.vocab_size  # A word that is no range names no token of the model.
     with suppress(ValueError):
         tokens = token_range(lora.lora_tokens)
         last = -1 if tokens is None else tokens[1]
@@ -46,9 +46,9 @@ def lora_settings(lora: LoraConfig, model: T5ModelConfig) -> LoraSettings | None
 def form_problems(settings: LoraSettings, base: Path) -> list[str]:
     """What a run asks for that the adapter which it goes on from is not."""
     info = read_info(base)
-    theirs = info.settings
-    if set(settings.targets) == set(theirs.targets):
-        theirs = replace(theirs, targets=settings.targets)  # Their order says nothing.
+    of_adapter = info.settings
+    if set(settings.targets) == set(of_adapter.targets):
+        of_adapter = replace(of_adapter, targets=settings.targets)  # Their order says nothing.
     requested = form_settings(settings)
     return [
         say(
@@ -60,7 +60,7 @@ def form_problems(settings: LoraSettings, base: Path) -> list[str]:
             value=value,
             info_base=info.base,
         )
-        for name, value in form_settings(theirs).items()
+        for name, value in form_settings(of_adapter).items()
         if requested[name] != value
     ]
 

@@ -30,7 +30,7 @@ from settings.errors import UserError, refuse
 from training.setup.adapter_settings import form_problems, lora_settings
 
 FINGERPRINT_ROWS = 4
-FINGERPRINT = "base_fingerprint"  # in the config.json of a model that was made from another
+FINGERPRINT = "base_fingerprint"  # The key in the config.json of a model that was made from another.
 
 
 def fingerprint_of(folder: str | Path) -> str:
@@ -41,10 +41,11 @@ def fingerprint_of(folder: str | Path) -> str:
     about = read_json(Path(folder) / "config.json")
     if FINGERPRINT in about:
         return str(about[FINGERPRINT])
-    stored, digest = TensorFolder(Path(folder)), hashlib.blake2b(digest_size=16)
-    for name in sorted(name for name in stored.names if ".block." in name):
-        head = next(stored.chunks(name))[:FINGERPRINT_ROWS].to(torch.bfloat16).contiguous()
-        digest.update(f"{name} {stored.shape(name)} ".encode() + head.view(torch.int16).numpy().tobytes())
+    tensors = TensorFolder(Path(folder))
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(name for name in tensors.names if ".block." in name):
+        head = next(tensors.chunks(name))[:FINGERPRINT_ROWS].to(torch.bfloat16).contiguous()
+        digest.update(f"{name} {tensors.shape(name)} ".encode() + head.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -148,8 +149,8 @@ def attach(model: T5, folders: Sequence[str | Path], base: Path | None = None) -
     return adapters
 
 
-def _check_fingerprint(folder: str | Path, info: AdapterInfo, known: str) -> None:
-    if info.fingerprint and known and info.fingerprint != known:
+def _check_fingerprint(folder: str | Path, info: AdapterInfo, fingerprint: str) -> None:
+    if info.fingerprint and fingerprint and info.fingerprint != fingerprint:
         raise UserError(
             "--adapter = {folder}, is for another base ({base}): its weights are not these; give that base with "
             "--model",

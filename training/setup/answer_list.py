@@ -203,7 +203,7 @@ def _build(sources: Sequence[Source], data: DataConfig, texts: Path, folder: Pat
                 AnswerTree.build(answers(file), tokenizer.eos_id).save(folder / TREE_FILE)
         except ValueError as error:
             raise UserError("--answers = {path}, cannot be used: {error}", path=sources[0].path, error=error) from None
-        if not is_of_lines:  # As a text file they would be others.
+        if not is_of_lines:  # Read again as lines, they would be other answers.
             (folder / ANSWERS_FILE).unlink()
 
 

@@ -42,8 +42,8 @@ class Start:
         model: what that folder says.
         moved_base: where the base of an adapter lies now; None: where the adapter says.
         is_resumed: it is a checkpoint of this very run.
-        told: what is said at once of a choice that the user did not make.
-        notes: what is said when the log is open.
+        reasons: what is told of a choice that the user did not make.
+        notes: what else is told of the start.
     """
 
     config: Config
@@ -51,7 +51,7 @@ class Start:
     model: SavedModel | None
     moved_base: str | None
     is_resumed: bool
-    told: list[str]
+    reasons: list[str]
     notes: list[str]
 
     @property
@@ -84,23 +84,23 @@ def find_base(
     label_scores = config.task.scores
     held_out = config.data.validation_file
     check_decisive(train.metric_for_best, held_out, own_metrics, label_scores, writes_answers(metrics))
-    told: list[str] = []
+    reasons: list[str] = []
     folder = None
     if resumed_dir is not None:
-        folder = Checkpoints(resumed_dir, config.train.keep_latest_n_ckp).latest()
+        folder = Checkpoints(resumed_dir, train.keep_latest_n_ckp).latest()
     is_resumed = folder is not None
+    if resumed_dir is not None and not is_resumed:
+        text = "{run} was stopped before its first checkpoint and starts again from step 1"
+        reasons.append(say(text, run=resumed_dir.name))
     if not is_resumed:
-        if resumed_dir is not None:
-            text = "{run} was stopped before its first checkpoint and starts again from step 1"
-            told.append(say(text, run=resumed_dir.name))
         try:
-            folder, reasons = choose_start(config)
+            folder, of_choice = choose_start(config)
         except UserError as error:
             # Files may be missing as well, and would be told only once this is mended.
             raise UserError(*error.problems, *file_problems(config.data)) from None
-        told += reasons
+        reasons += of_choice
     # Where a run goes on, the folder that this start names is the base of its adapters.
-    moved_base = str(config.train.finetune_from) if is_resumed and config.origin("finetune_from") == "flag" else None
+    moved_base = str(train.finetune_from) if is_resumed and config.origin("finetune_from") == "flag" else None
     model = None if folder is None else SavedModel.read(folder, moved_base=moved_base)
     layer: dict[str, Any] = {}
     conditions: dict[str, Any] = {"run_name": run_dir.name}
@@ -153,7 +153,7 @@ def find_base(
     notes += saved_note(settings.as_dict(), settings.origin)
     if resumed_dir is not None:
         notes = []  # The first start of the run has said them.
-    return Start(settings, folder, model, moved_base, is_resumed, told, notes)
+    return Start(settings, folder, model, moved_base, is_resumed, reasons, notes)
 
 
 def _refuse_to_replace_its_start(run_dir: Path, model: SavedModel | None, tokenizer_dir: str) -> None:

@@ -24,9 +24,10 @@ from training.setup.hub import create_repository
 from training.setup.resolved import ResolvedRun
 from training.setup.schedules import long_run_rate
 
-FEW_STEPS, USEFUL_STEPS = 200, 1000  # from random weights; what is proposed instead
-ABOVE_BOUND = 1.05  # times the rate that weights bear: below it nothing is said
-WIDE_BYTES = 3  # a weight and more: float32, where half of them would be bfloat16 or float16
+FEW_STEPS = 200  # Random weights learn too little in fewer.
+USEFUL_STEPS = 1000  # This is proposed instead of too few.
+ABOVE_BOUND = 1.05  # Below this factor on the rate that weights bear, nothing is said.
+WIDE_BYTES = 3  # A file with more bytes a weight holds float32: in bfloat16 or float16 it would have two.
 
 
 def commit(run: ResolvedRun, lock: RunLock, record: Mapping[str, Any]) -> list[str]:
@@ -68,7 +69,7 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
     """What is to be told of a run before its first step: where it goes on, and what its settings may do that nobody has
     asked for.
     """
-    asked = run.spec.asked
+    config = run.spec.config
     steps = run.spec.counted
     storage = run.spec.plan.choice.storage
     total = counted(steps.max_steps, "step")
@@ -76,19 +77,20 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
         text = "{run} continues after step {step} of {total}"
         yield say(text, run=run.config.run.run_name, step=f"{run.state.step:,}", total=total)
     elif run.start is None:
-        if asked.train.max_steps == asked.train.epochs == AUTO and steps.max_steps < FEW_STEPS:
+        if config.train.max_steps == config.train.epochs == AUTO and steps.max_steps < FEW_STEPS:
             text = "{steps} are too few to train from random weights; --max_steps={more} repeats the same data"
             yield say(text, steps=total, more=USEFUL_STEPS)
-    elif asked.memory.mixed_precision == AUTO and asked.memory.memory_mode != "ultra" and not asked.lora.lora_rank:
-        stored = TensorHeaders(run.start.base).file_bytes
-        if storage != "float32" and stored >= WIDE_BYTES * weight_counts(asked.model)["total"]:
+    elif config.memory.mixed_precision == AUTO and config.memory.memory_mode != "ultra" and not config.lora.lora_rank:
+        file_bytes = TensorHeaders(run.start.base).file_bytes
+        if storage != "float32" and file_bytes >= WIDE_BYTES * weight_counts(config.model)["total"]:
             text = (
                 "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, at half "
                 "the size; --mixed_precision=no keeps float32"
             )
-            yield say(text, model=run.base, size=format_size(stored), storage=storage)
-    if asked.train.optimizer == "adamw" or asked.lora.lora_rank:
-        return  # Its steps are of no weight's size; the matrices of adapters begin at zero.
+            yield say(text, model=run.base, size=format_size(file_bytes), storage=storage)
+    # The steps of adamw do not go with a weight's size, and the matrices of adapters begin at zero.
+    if config.train.optimizer == "adamw" or config.lora.lora_rank:
+        return
     stable_rate = long_run_rate(steps.lr_schedule, steps.warmup_steps, steps.max_steps)
     if steps.learning_rate > ABOVE_BOUND * stable_rate:
         text = (

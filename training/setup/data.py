@@ -31,9 +31,9 @@ from training.setup.answer_list import AnswerList, describe, read_list, unlisted
 from training.setup.base import Start
 from training.setup.resolved import ResolvedRun
 
-TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
-FEW_ROWS = 8  # held out, below which an evaluation says little
-ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
+TIMES_UNUSED = 2  # From so many rows of embeddings for each id of the tokenizer on, it is told that fewer do.
+FEW_ROWS = 8  # An evaluation of fewer held-out rows says little.
+ULTRA_BELOW_BYTES = 13 * 1000**3  # Where less memory is available, ultra_low_mem=auto reopens files for each read.
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def load_data(start: Start, resumed_dir: Path | None, available_bytes: int) -> P
     answers, of_answers = _load_answers(start, resumed_dir, task.writes_text, Path(prepared.tokenizer_dir))
     if answers is not None:
         decided |= answers.settings
-    settings = config.changed(**decided)
+    settings = config.with_changes(**decided)
     reopens = reopens_files(settings.memory.ultra_low_mem, available_bytes)
     loader, validation = (
         StepLoader(split, prepared.objective, settings.data, settings.model, settings.run.seed, reopens)
@@ -94,8 +94,7 @@ def load_data(start: Start, resumed_dir: Path | None, available_bytes: int) -> P
     )
     refuse(check(settings))  # A metric may be of classes, and the labels are numbers.
     notes += of_answers
-    notes += _new_head_note(start, settings.model)
-    notes += _notes_of_rows(prepared, tokenizer, task)
+    notes += _notes_on_rows(start, settings.model, prepared, tokenizer, task)
     if 0 < validation.num_rows < FEW_ROWS and settings.data.validation_file is None:
         text = "only {rows} held out for evaluation, too few for reliable figures; give a --validation_file"
         notes.append(say(text, rows=counted(validation.num_rows, "row")))
@@ -163,19 +162,16 @@ def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -
     return run.starting_from(run.base, state, run.is_resumed)
 
 
-def _new_head_note(start: Start, model: T5ModelConfig) -> list[str]:
-    """That a head of the checkpoint is not taken over, since it has other outputs."""
-    if start.model is None or not start.model.shape.num_labels:
-        return []
-    shape = start.model.shape
-    if model.has_labels_of(shape) and shape.has_dense_head == model.has_dense_head:
-        return []
-    text = "the head of {model} has other labels or layers: a new one starts from random weights"
-    return [say(text, model=start.folder)]
-
-
-def _notes_of_rows(prepared: Prepared, tokenizer: Tokenizer, task: BaseTask) -> list[str]:
+def _notes_on_rows(
+    start: Start, model: T5ModelConfig, prepared: Prepared, tokenizer: Tokenizer, task: BaseTask
+) -> list[str]:
+    """What is told of the rows, and of a head of the checkpoint that is not taken over, since it has other outputs."""
     notes: list[str] = []
+    shape = None if start.model is None else start.model.shape
+    is_kept = shape is None or (model.has_labels_of(shape) and shape.has_dense_head == model.has_dense_head)
+    if shape is not None and shape.num_labels and not is_kept:
+        text = "the head of {model} has other labels or layers: a new one starts from random weights"
+        notes.append(say(text, model=start.folder))
     if tokenizer.has_own_masks and task.needs_sentinels:
         text = (
             "spans are masked with ids {first}, {second}, ... as in ByT5's pretraining; in transformers, <extra_id_0> "
@@ -183,33 +179,33 @@ def _notes_of_rows(prepared: Prepared, tokenizer: Tokenizer, task: BaseTask) -> 
         )
         notes.append(say(text, first=tokenizer.sentinel_ids[0], second=tokenizer.sentinel_ids[1]))
     warning = unknown_warning(prepared.counts["train_unknown_tokens"], prepared.counts["train_tokens"])
-    if warning is not None:
-        notes.append(warning)
-    return notes
+    return notes if warning is None else [*notes, warning]
 
 
-def _class_weights(asked: str | None, prepared: Prepared) -> str | None:
+def _class_weights(class_weights: str | None, prepared: Prepared) -> str | None:
     """One weight for each class of the labels: balanced ones give all classes the same part in the loss."""
-    if asked is None:
+    if class_weights is None:
         return None
     names = prepared.labels
     counts = prepared.label_counts
     if not names:
-        raise UserError("--class_weights = {asked}, the labels are numbers and have no classes; omit it", asked=asked)
-    if asked == "balanced":
+        raise UserError(
+            "--class_weights = {asked}, the labels are numbers and have no classes; omit it", asked=class_weights
+        )
+    if class_weights == "balanced":
         # A class without rows has no part in the loss, whatever its weight.
         weights = [sum(counts) / (len(names) * max(1, count)) for count in counts]
         return ",".join(f"{weight:.6g}" for weight in weights)
-    num_weights = asked.count(",") + 1
+    num_weights = class_weights.count(",") + 1
     if num_weights != len(names):
         raise UserError(
             "--class_weights = {asked}, are {given} and the labels {count} ({names}); give one for each",
-            asked=asked,
+            asked=class_weights,
             given=num_weights,
             count=len(names),
             names=join(", ", names),
         )
-    return asked
+    return class_weights
 
 
 def rows_for(tokens: int) -> int:
@@ -333,14 +329,15 @@ def taken_up(state: TrainingState, now: dict[str, Any], metric: str) -> tuple[Tr
             now_held_out=f"{now['held_out_rows']:,}",
         )
         return dataclasses.replace(state, best_eval_loss=None, best_evaluation=None, best_metric=None), [note]
-    notes: list[str] = []
     decisive_rows = "answered_rows" if needs_answers(metric) else "eval_rows"
-    for name, rows in {LOSS: "eval_rows", metric: decisive_rows}.items():
+    notes: list[str] = []
+    measured: list[tuple[str, str, dict[str, Any]]] = [
+        (LOSS, "eval_rows", {"best_eval_loss": None, "best_evaluation": None}),
+        (metric, decisive_rows, {"best_metric": None}),
+    ]
+    for name, rows, best_numbers in measured:
         if before[rows] != now[rows]:
+            state = dataclasses.replace(state, **best_numbers)
             text = "the best {metric} starts over: it was measured on {before}, and is now measured on {now}"
             notes.append(say(text, metric=name, before=counted(before[rows], "row"), now=counted(now[rows], "row")))
-    if before["eval_rows"] != now["eval_rows"]:
-        state = dataclasses.replace(state, best_eval_loss=None, best_evaluation=None)
-    if before[decisive_rows] != now[decisive_rows]:
-        state = dataclasses.replace(state, best_metric=None)
-    return state, notes
+    return state, list(dict.fromkeys(notes))

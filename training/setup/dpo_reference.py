@@ -43,8 +43,9 @@ FORMAT = 1  # raise it when the same rows would get other numbers
 BLOCK_ROWS = 1024  # rows between two writes to the file
 LINE_SECONDS = 10.0
 RECORD = "reference.json"
-# batches that a run may pass over, and read later ones for: so many, or that share of its steps
-LEFT_OUT, LEFT_OUT_SHARE = 3, 0.02
+# A run may pass over batches and read later ones for them: so many, or that share of its steps.
+LEFT_OUT = 3
+LEFT_OUT_SHARE = 0.02
 _STORE = re.compile(r"reference-[0-9a-f]{16}")
 
 
@@ -68,13 +69,13 @@ def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
     record = group.run_on_main(partial(_record, run))
     folder = Path(run.config.data.cache_dir, record.folder).absolute()
     spare = max(LEFT_OUT, int(LEFT_OUT_SHARE * steps.max_steps))
-    left_out = 0 if run.state.divergence is None else len(run.state.divergence["skipped"])
-    if left_out > spare:
-        spare += left_out
-    seen = _seen_rows(run.loader, steps.max_steps + spare, steps.effective_batch_size)
+    skipped = 0 if run.state.divergence is None else len(run.state.divergence["skipped"])
+    if skipped > spare:
+        spare += skipped
+    trained = _rows_of_first_steps(run.loader, steps.max_steps + spare, steps.effective_batch_size)
     evaluated = np.arange(run.validation.num_rows) < run.config.train.eval_rows
     blockwise: Blockwise | None = None
-    for name, loader, rows in (("train", run.loader, seen), ("validation", run.validation, evaluated)):
+    for name, loader, rows in (("train", run.loader, trained), ("validation", run.validation, evaluated)):
         store = ReferenceStore(folder / f"{name}.npy", loader.num_rows, group.is_first_here)
         if store.was_damaged:
             tell(say("{path}: is damaged, it is made anew", path=store.path))
@@ -111,9 +112,9 @@ def _compute(
         now = time.monotonic()
         if now - last_line > LINE_SECONDS:
             done = first + len(block)
-            left = duration((now - began) / done * (len(numbers) - done))
+            remaining = duration((now - began) / done * (len(numbers) - done))
             text = "{what}: {done} of {count}, {time} left"
-            tell(say(text, what=what, done=f"{done:,}", count=count, time=left))
+            tell(say(text, what=what, done=f"{done:,}", count=count, time=remaining))
             last_line = now
 
 
@@ -157,7 +158,7 @@ class ReferenceStore:
             if (rows.dtype.str, rows.shape, size) != ("<f4", (self.num_rows, 2), 8 * self.num_rows):
                 raise ValueError(say("it holds {dtype} of shape {shape}", dtype=rows.dtype, shape=rows.shape))
             return rows
-        except Exception as error:  # numpy reads the header as a piece of Python, and says so in its errors
+        except Exception as error:  # Numpy reads the header as a piece of Python, and has many errors for it.
             reason = reason_of(error)
             if is_unreadable(error):
                 raise UserError(
@@ -194,7 +195,7 @@ class ReferenceStore:
                 file.seek(offset + 8 * int(run[0]))
                 file.write(part.tobytes())
             file.flush()
-            os.fsync(file.fileno())  # a block takes seconds to compute, this milliseconds
+            os.fsync(file.fileno())  # A block takes seconds to compute, this milliseconds.
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def _record(run: ResolvedRun) -> _Record:
     """The record that the run has, or a new one, written; of the same model where its rows have changed since."""
     path = run.run_dir / RECORD
     content = [run.loader.content(), run.validation.content()]
-    folder = Path(str(run.config.train.finetune_from))  # which `find_base` has put into the settings
+    folder = Path(str(run.config.train.finetune_from))  # `find_base` has put it into the settings.
     if path.is_file():
         earlier = _read_record(path)
         if earlier.content == content:
@@ -231,7 +232,7 @@ def _record(run: ResolvedRun) -> _Record:
     choice = run.spec.plan.choice
     facts: list[Any] = [FORMAT, model, choice.storage, choice.compute, data]
     if is_adapter(folder):
-        facts.append(asdict(read_info(folder).settings))  # the digest is of its weights alone
+        facts.append(asdict(read_info(folder).settings))  # The digest is of its weights alone.
     record = _Record(f"reference-{fingerprint(facts)}", model, content)
     write_text(path, json.dumps(asdict(record)) + "\n")
     return record
@@ -285,24 +286,25 @@ def _reference_model(run: ResolvedRun, store: Path, model: str) -> Blockwise:
     return build(beginning, run.spec.plan.choice).blockwise
 
 
-def _seen_rows(loader: StepLoader, steps: int, effective_batch_size: int) -> NDArray[np.bool_]:
-    seen = np.zeros(loader.num_rows, np.bool_)
+def _rows_of_first_steps(loader: StepLoader, steps: int, effective_batch_size: int) -> NDArray[np.bool_]:
+    is_read = np.zeros(loader.num_rows, np.bool_)
     at_once = max(1, (1 << 16) // effective_batch_size)
     for first in range(0, steps, at_once):
-        seen[loader.rows_of_steps(np.arange(first, min(first + at_once, steps)), effective_batch_size)] = True
-    return seen
+        is_read[loader.rows_of_steps(np.arange(first, min(first + at_once, steps)), effective_batch_size)] = True
+    return is_read
 
 
 def _log_probabilities(
     run: ResolvedRun, blockwise: Blockwise, loader: StepLoader, block: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """(rows, 2) of the rows of a block, of which each process computes its share."""
-    group, batch_size = run.group, run.spec.plan.choice.eval_batch_size_per_gpu
+    group = run.group
+    batch_size = run.spec.plan.choice.eval_batch_size_per_gpu
     values = torch.zeros(len(block), 2)
     mine = np.arange(group.rank, len(block), group.size)
     for first in range(0, len(mine), batch_size):
-        places = mine[first : first + batch_size]
-        part = to_micro_batch(loader.batch_of(block[places]), blockwise.model.config, run.device.torch_device)
+        indices = mine[first : first + batch_size]
+        part = to_micro_batch(loader.batch_of(block[indices]), blockwise.model.config, run.device.torch_device)
         (losses,) = blockwise.token_losses([part])
-        values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()
+        values[torch.from_numpy(indices)] = answer_log_probabilities(losses, part).t().float()
     return group.all_reduce(values).numpy()

@@ -18,10 +18,12 @@ from settings.fields import TRUE_WORDS, near_path
 from settings.program import needs, program
 from training.report.card import OWN_FILES, push_command
 
-MODELS_DIR, HUB_PACKAGE = "models", "huggingface_hub"
-ADDRESS = re.compile(r"hf://(?:models/)?(([\w.-]+/[\w.-]+)(?:@([^@\s]+))?)")  # a model's, with its revision
+MODELS_DIR = "models"
+HUB_PACKAGE = "huggingface_hub"
+# The address of a model, with its revision.
+ADDRESS = re.compile(r"hf://(?:models/)?(([\w.-]+/[\w.-]+)(?:@([^@\s]+))?)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# beginning of a checkpoint's name -> whose it is, of those that docs/finetuning.md names
+# The owners of the checkpoints that docs/finetuning.md names, by how their names begin.
 OWNERS = {
     "flan-t5": "google",
     "t5-v1_1": "google",
@@ -46,37 +48,37 @@ FETCHED = (
     "merges.txt",
     "generation_config.json",
 )
-PICKLES = ("pytorch_model*.bin*",)  # of older checkpoints, which have no other weights
+PICKLES = ("pytorch_model*.bin*",)  # Older checkpoints have no other weights.
 
 
-def fetch_model(named: str, allow_download: bool, holds_model: Callable[[Path], bool]) -> Path | None:
+def fetch_model(name: str, allow_download: bool, holds_model: Callable[[Path], bool]) -> Path | None:
     """The folder of a checkpoint that is named as the hub names it, fetched if need be; None: it is not named so.
 
     Args:
-        named: `hf://OWNER/NAME`, which is fetched at once, or `OWNER/NAME`.
+        name: `hf://OWNER/NAME`, which is fetched at once, or `OWNER/NAME`.
         holds_model: whether a folder can be trained from.
     Raises:
         UserError: it may not be downloaded, or the hub did not give it.
     """
-    if named.startswith("hf://"):
-        address = ADDRESS.fullmatch(named)
+    if name.startswith("hf://"):
+        address = ADDRESS.fullmatch(name)
         if address is None:
-            raise UserError("--finetune_from = {named}, is not a model on the hub; write hf://OWNER/NAME", named=named)
-        whole, name, revision = address.groups()
-        return download(name, Path(MODELS_DIR, whole.replace("/", "--", 1)), revision)
-    if not _HUB_NAME.fullmatch(named):
+            raise UserError("--finetune_from = {named}, is not a model on the hub; write hf://OWNER/NAME", named=name)
+        whole, repository, revision = address.groups()
+        return download(repository, Path(MODELS_DIR, whole.replace("/", "--", 1)), revision)
+    if not _HUB_NAME.fullmatch(name):
         return None
-    fetched = Path(MODELS_DIR, Path(named).name)
+    fetched = Path(MODELS_DIR, Path(name).name)
     if allow_download:
-        return download(named, fetched)
+        return download(name, fetched)
     if holds_model(fetched):
         text = "--finetune_from = {named}, no such folder, but {fetched} is there; give that"
-        raise UserError(text, named=named, fetched=fetched)
-    near = near_path(named)  # It may be a misspelt folder, and no checkpoint of the hub.
+        raise UserError(text, named=name, fetched=fetched)
+    near = near_path(name)  # It may be a misspelt folder, and no checkpoint of the hub.
     if near:
-        raise UserError("--finetune_from = {named}, no such folder{near}", named=named, near=near)
+        raise UserError("--finetune_from = {named}, no such folder{near}", named=name, near=near)
     text = "--finetune_from = {folder}, no such folder; {how}"
-    raise UserError(text, folder=named, how=how_to_fetch(named, fetched))
+    raise UserError(text, folder=name, how=how_to_fetch(name, fetched))
 
 
 def how_to_fetch(name: str, folder: Path) -> str:
@@ -112,9 +114,9 @@ def download(name: str, folder: Path, revision: str | None = None) -> Path:
     hub = needs(HUB_PACKAGE, f"--finetune_from = {name}")
     try:
         has_plain = any(file.endswith(".safetensors") for file in hub.list_repo_files(name, revision=revision))
-        wanted = list(FETCHED if has_plain else FETCHED + PICKLES)
-        hub.snapshot_download(name, local_dir=str(folder), allow_patterns=wanted, revision=revision)
-    except Exception as error:  # of many libraries: network, rights, names
+        patterns = list(FETCHED if has_plain else FETCHED + PICKLES)
+        hub.snapshot_download(name, local_dir=str(folder), allow_patterns=patterns, revision=revision)
+    except Exception as error:  # Many libraries have errors for the network, rights and names.
         raise UserError(
             "--finetune_from = {name}, {hub} did not give it ({reason}); check the name and the network, or "
             "{how_to_fetch}",
@@ -192,13 +194,10 @@ def _answer(name: str, method: str, arguments: tuple[str, ...], more: dict[str, 
         if method == "upload_folder" and "/" not in name:
             more["repo_id"] = f"{api.whoami()['name']}/{name}"
         return str(getattr(api, method)(*arguments, **more))
-    except Exception as error:  # of many libraries: network, rights, names
-        told = say(
-            "{hub} refuses ({reason}); check the name, the network and the rights of `hf auth whoami`",
-            hub=_hub(),
-            reason=_reason(error),
-        )
-        raise UserError("--push_to_hub = {name}, {told}", name=name, told=told) from None
+    except Exception as error:  # Many libraries have errors for the network, rights and names.
+        text = "{hub} refuses ({reason}); check the name, the network and the rights of `hf auth whoami`"
+        refusal = say(text, hub=_hub(), reason=_reason(error))
+        raise UserError("--push_to_hub = {name}, {told}", name=name, told=refusal) from None
 
 
 def _hub() -> str:

@@ -35,10 +35,11 @@ from training.report.heartbeat import Heartbeat
 from training.report.run_files import RUN_FILE
 from training.report.trackers import tracker_names
 from training.setup.hub import check_push
-from training.setup.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
+from training.setup.resuming import resumed_config, run_to_resume, unused_places
 
-TORCH_ADDRESSES = 900 << 20  # its libraries are mapped whole: 800,000 KiB do not hold them, 1,000,000 do
-SURELY_TAKEN = 0.94  # of BASE_BYTES, which differs by some percent from machine to machine
+# The libraries of torch are mapped whole: 800,000 KiB of addresses do not hold them, 1,000,000 do.
+TORCH_ADDRESSES = 900 << 20
+SURELY_TAKEN = 0.94  # The part of BASE_BYTES that is taken on every machine: they differ by some percent.
 
 
 def check_torch_can_load(run: RunConfig, memory_budget: int | str) -> None:
@@ -47,10 +48,10 @@ def check_torch_can_load(run: RunConfig, memory_budget: int | str) -> None:
     Raises:
         DoesNotFit: the system would stop the process while torch is loaded. UserError: device or tracker is not here.
     """
-    tune_malloc("small")  # until the plan has chosen
+    tune_malloc("small")  # The plan chooses later.
     if run.device not in (AUTO, "cpu") or run.log_with:
         try:
-            call(_load_device_and_trackers, run)  # torch goes with the child
+            call(_load_device_and_trackers, run)  # Torch goes with the child.
         except ChildDied as died:
             if died.reason != MEMORY:
                 raise
@@ -76,7 +77,7 @@ def check_torch_can_load(run: RunConfig, memory_budget: int | str) -> None:
 
 
 def _load_device_and_trackers(run: RunConfig) -> None:
-    speak(run.language)  # in a process of its own, too
+    speak(run.language)
     pick(run.device, local_rank(), local_processes())
     tracker_names(run.log_with)
 
@@ -98,54 +99,47 @@ class Identity:
         config: the settings of this start; of a run that goes on those that it has saved, with the flags of this start
             over them.
         run_dir: folder of the run, which need not be there yet.
-        resumed_dir: the same for a run that goes on; None: a new run.
+        is_resumed: whether the run goes on.
         budget: of the host's memory.
         monitor, lock, heartbeat: they last until the run ends.
-        notes: warnings, shown when the log is open.
+        notes: warnings to show.
     """
 
     config: Config
     run_dir: Path
-    resumed_dir: Path | None
+    is_resumed: bool
     budget: Budget
     monitor: Monitor
     lock: RunLock
     heartbeat: Heartbeat
     notes: list[str]
 
+    @property
+    def resumed_dir(self) -> Path | None:
+        """The folder of a run that goes on; None: a new run."""
+        return self.run_dir if self.is_resumed else None
 
-def identify(config: Config, held: ExitStack, group: Group) -> Identity:
+
+def identify(config: Config, resources: ExitStack, group: Group) -> Identity:
     """Decide the run's name and whether it goes on from a saved one; take its lock, and watch its memory from here on.
 
     Args:
-        held: holds lock, monitor and sign of life until the run ends.
+        resources: closes lock, monitor and sign of life when the run ends.
     Raises:
         UserError: the run is another process's, or there is none to resume.
     """
     budget = host_budget(config.memory.memory_budget, local_processes())
-    monitor = held.enter_context(Monitor(budget.host_bytes, HostAlone()))
-    lock = held.enter_context(RunLock())
-    heartbeat = held.enter_context(Heartbeat(interrupt_main_thread))
-    output_dir = Path(config.run.output_dir)
-    earlier = group.first_of(run_of_attempt(output_dir, config.run.run_name))
-    requested = config.run.run_name if earlier is None else earlier
-    kind = config.task.run_kind(config.train.is_finetune)
-    name = group.broadcast(new_run_name(kind) if requested == AUTO else requested)
+    monitor = resources.enter_context(Monitor(budget.host_bytes, HostAlone()))
+    lock = resources.enter_context(RunLock())
+    heartbeat = resources.enter_context(Heartbeat(interrupt_main_thread))
     refuse(check_writable("log_dir", config.run.log_dir))
-    named = output_dir / name
-    refuse(group.run_on_main(lambda: lock.acquire(named) if os.path.isfile(named / RUN_FILE) else []))
-    if earlier is not None or group.broadcast(goes_on(config.run, config.train.is_keep_training)):
-        keep_latest = config.train.keep_latest_n_ckp
-        run_dir, damages = group.run_on_main(partial(lock_and_clean, output_dir, requested, keep_latest, lock))
+    attempted = group.first_of(run_of_attempt(config.run.output_dir, config.run.run_name))
+    run_dir, is_resumed, notes = group.run_on_main(partial(claim_run, config, attempted, lock))
+    settings = config
+    notes = [*budget.warnings, *notes]
+    if is_resumed:
         settings = resumed_config(config, run_dir)
-        resumed_dir = run_dir
-        notes = [*damages, *unused_places(config.as_dict(), config.given, run_dir)]
-    else:
-        refuse(check_new_run(output_dir, name, config.run.overwrite))
-        run_dir = named
-        settings = config
-        resumed_dir = None
-        notes = []
+        notes += unused_places(config.as_dict(), config.given, run_dir)
     if settings.run.push_to_hub is not None:
         group.run_on_main(partial(check_push, settings.run.push_to_hub))
     if group.is_main:
@@ -156,22 +150,33 @@ def identify(config: Config, held: ExitStack, group: Group) -> Identity:
             "data": settings.data.train_file,
         }
         heartbeat.begin(Path(settings.run.log_dir, run_dir.name), partial(_first_facts, public_values(facts), monitor))
-    return Identity(settings, run_dir, resumed_dir, budget, monitor, lock, heartbeat, notes)
+    return Identity(settings, run_dir, is_resumed, budget, monitor, lock, heartbeat, notes)
 
 
-def lock_and_clean(output_dir: Path, run_name: str, keep_latest: int, lock: RunLock) -> tuple[Path, list[str]]:
-    """Take the lock of the run that goes on, and set aside what a killed process has left of its checkpoints.
+def claim_run(config: Config, attempted: str | None, lock: RunLock) -> tuple[Path, bool, list[str]]:
+    """Choose the run of this start and lock it; of one that goes on, set aside what a killed process has left.
 
     Args:
-        run_name: as this start gives it; auto: the newest run.
+        attempted: the run of an earlier attempt of this launch; None: there was none.
     Returns:
-        its folder, and a warning for each checkpoint that is damaged.
+        its folder, whether it goes on, and a warning for each checkpoint that is damaged.
     Raises:
-        UserError: there is no such run, or it is another process's, or its checkpoints lie behind a link.
+        UserError: it cannot be resumed, or not be made, or is another process's, or its checkpoints lie behind a link.
     """
-    run_dir = find_run_to_resume(output_dir, run_name)
+    output_dir = Path(config.run.output_dir)
+    run_dir = run_to_resume(config.run, config.train.is_keep_training, attempted)
+    if run_dir is None:
+        name = config.run.run_name
+        if name == AUTO:
+            name = new_run_name(config.task.run_kind(config.train.is_finetune))
+        run_dir = output_dir / name
+        # The folder of a name that is new is locked when it is made.
+        if os.path.isfile(run_dir / RUN_FILE):
+            refuse(lock.acquire(run_dir))
+        refuse(check_new_run(output_dir, name, config.run.overwrite))
+        return run_dir, False, []
     refuse(lock.acquire(run_dir))
-    checkpoints = Checkpoints(run_dir, keep_latest)
+    checkpoints = Checkpoints(run_dir, config.train.keep_latest_n_ckp)
     if checkpoints.folder.is_symlink():
         raise UserError(
             "--run_name = {name}, {folder} is a link, and nothing is written or removed behind one; put the "
@@ -180,7 +185,7 @@ def lock_and_clean(output_dir: Path, run_name: str, keep_latest: int, lock: RunL
             folder=checkpoints.folder,
         )
     with writing("output_dir", output_dir):
-        return run_dir, checkpoints.intact()[1]
+        return run_dir, True, checkpoints.intact()[1]
 
 
 def _first_facts(facts: Mapping[str, Any], monitor: Monitor) -> dict[str, Any]:

@@ -4,7 +4,7 @@ processes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -21,26 +21,15 @@ from training.processes.group import Group
 from training.processes.launch import OWN_STORES, local_processes, meets_where_the_last_met
 
 
-@dataclass(frozen=True)
-class Hardware:
-    """What a run computes on.
-
-    Args:
-        budget: the memory that it may take there and on its host; the least of all its processes.
-        notes: what is said when the log is open.
-    """
-
-    device: Device
-    threads: Threads
-    budget: Budget
-    notes: list[str]
-
-
-def fit_machine(device: Device, run: RunConfig, memory_budget: int | str, group: Group, step: int) -> Hardware:
-    """Settle device, threads, kernels and budget.
+def fit_machine(
+    device: Device, run: RunConfig, memory_budget: int | str, group: Group, step: int
+) -> tuple[Threads, Budget, list[str]]:
+    """Settle threads, kernels and budget.
 
     Args:
         step: so many are done, as this process has read it.
+    Returns:
+        the threads; the budget on the device and its host, the least of all processes; and what is to be told.
     Raises:
         UserError: the machines of the run hold different checkpoints.
     """
@@ -68,7 +57,7 @@ def fit_machine(device: Device, run: RunConfig, memory_budget: int | str, group:
             "export {name}=1 first"
         )
         notes.append(say(remark, name=OWN_STORES))
-    return Hardware(device, threads, budget, notes)
+    return threads, budget, notes
 
 
 def installed_bytes(budget: Budget) -> int:

@@ -35,7 +35,7 @@ from training.processes.launch import local_rank, rank
 from training.setup.data import PreparedData
 from training.setup.machine import installed_bytes
 from training.setup.resolved import Beginning, ResolvedRun
-from training.setup.resolving import Rows, RunSpec, resolve
+from training.setup.resolving import RunRows, RunSpec, resolve
 from training.setup.schedules import Steps
 
 PROBE_FROM = 0.85  # Share of the budget from which a plan is probed with probe=auto.
@@ -97,7 +97,7 @@ def plan_again(run: ResolvedRun, settings: StepSettings, budget: Budget) -> Plan
     return resolve(config, machine, run.spec.rows, done=run.state.step, running=running, settings=settings).plan
 
 
-def look_ahead(run: Beginning, data: PreparedData, budget: Budget) -> Rows:
+def look_ahead(run: Beginning, data: PreparedData, budget: Budget) -> RunRows:
     """The rows that come; and the first products, and their speed where no run has measured it.
 
     All of this loads libraries that stay: look before what the process takes is measured.
@@ -110,7 +110,7 @@ def look_ahead(run: Beginning, data: PreparedData, budget: Budget) -> Rows:
     batch = effective_batch(train, machine_of(run.device, budget, 0, run.group.size))
     steps = Steps.of(train, config.model, config.lora, data.task, batch, data.loader.num_rows)
     done = run.state.step
-    return Rows.ahead(
+    return RunRows.ahead(
         data.prepared,
         data.loader,
         data.validation,
@@ -121,7 +121,7 @@ def look_ahead(run: Beginning, data: PreparedData, budget: Budget) -> Rows:
     )
 
 
-def plan_here(run: Beginning, data: PreparedData, rows: Rows, budget: Budget, base_bytes: int) -> RunSpec:
+def plan_here(run: Beginning, data: PreparedData, rows: RunRows, budget: Budget, base_bytes: int) -> RunSpec:
     """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits.
 
     Args:
@@ -262,12 +262,12 @@ def _corrected(spec: RunSpec, trial: Plan, result: ProbeResult) -> float:
     correction = for_later_steps(correction_of(result, parts), parts, is_varied)
     if trial is spec.plan:
         return correction
-    # What a smaller plan takes less says nothing of this one; what it takes more does.
+    # A smaller plan that takes less says nothing of this one; one that takes more does.
     return max(correction, spec.machine.correction)
 
 
 def _probe(
-    run: Beginning, data: PreparedData, rows: Rows, trial: Plan, limit_bytes: int, child_bytes: int
+    run: Beginning, data: PreparedData, rows: RunRows, trial: Plan, limit_bytes: int, child_bytes: int
 ) -> ProbeResult:
     if rank() != 0:
         return ProbeResult(failed=say("left to the first process, whose plan is taken by all"))

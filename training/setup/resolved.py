@@ -71,8 +71,8 @@ class ResolvedRun(Beginning):
         metrics: the user's own, by name.
         answers: the list that answers come from; None: any can be.
         base_bytes: what the process held before the weights.
-        told: what was shown while the run was set up.
-        notes: warnings, shown when the log is open.
+        shown_notes: what was shown while the run was set up.
+        notes: what is shown when the log is open.
     """
 
     run_dir: Path
@@ -89,7 +89,7 @@ class ResolvedRun(Beginning):
     heartbeat: Heartbeat
     threads: Threads
     base_bytes: int
-    told: tuple[str, ...]
+    shown_notes: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property

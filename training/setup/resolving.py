@@ -1,8 +1,8 @@
 """`resolve(config, machine, rows)` decides all settings that were left `auto`; torch is not imported.
 
 Three things meet here: what was asked for (`Config`), what there is (`Machine`), and the rows that will be read
-(`Rows`). A run that starts, one that goes on and the command `plan` all come through `resolve`, so that what is planned
-is what is done.
+(`RunRows`). A run that starts, one that goes on and the command `plan` all come through `resolve`, so that what is
+planned is what is done.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from training.setup.schedules import Steps
 
 
 @dataclass(frozen=True)
-class Rows:
+class RunRows:
     """The rows that a run reads, as far as they are known.
 
     Args:
@@ -62,7 +62,7 @@ class Rows:
     sample: LengthEstimate | None = None
 
     @classmethod
-    def as_set(cls, data: DataConfig, objective: str, eval_rows: int) -> Rows:
+    def as_set(cls, data: DataConfig, objective: str, eval_rows: int) -> RunRows:
         """Of data that is not prepared: as long as the settings allow."""
         lengths = lengths_of(data, objective)
         answers = lengths.target_tokens * task_named(objective).answers_per_row
@@ -79,7 +79,7 @@ class Rows:
         effective_batch_size: int,
         eval_rows: int,
         num_processes: int = 1,
-    ) -> Rows:
+    ) -> RunRows:
         """Of prepared data, as they come in these steps."""
         lengths = step_lengths(train, data.train_dir, steps, effective_batch_size, num_processes)
         evaluation = evaluation_lengths(validation, eval_rows, num_processes)
@@ -96,7 +96,7 @@ class Rows:
         )
 
     @classmethod
-    def of_sample(cls, config: Config, machine: Machine, sample: LengthEstimate) -> Rows:
+    def of_sample(cls, config: Config, machine: Machine, sample: LengthEstimate) -> RunRows:
         """Of data that is not prepared: like some of its rows, and one that is longer."""
         data = config.data
         eval_rows = config.train.eval_rows
@@ -121,7 +121,7 @@ class Rows:
         )
 
     @classmethod
-    def known(cls, config: Config, machine: Machine) -> Rows:
+    def known(cls, config: Config, machine: Machine) -> RunRows:
         """Of the data that the settings name, where it is prepared; else like a sample of it, or as long as they allow.
 
         Raises:
@@ -161,18 +161,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run in which nothing is left to decide: beside `asked`, no value here is auto.
+    """A run in which nothing is left to decide: beside `config`, no value here is auto.
 
     Args:
-        asked: the settings, with the objective of the rows. machine, rows: what they were decided for. done: steps that
-            were done before.
+        config: the settings, with the objective of the rows. machine, rows: what they were decided for.
+        done: steps that were done before.
         plan: how its steps go, in how much memory. steps: how many there are, and their learning rates; None: that
             cannot be known, since the rows are not counted and no number of steps is named.
     """
 
-    asked: Config
+    config: Config
     machine: Machine
-    rows: Rows
+    rows: RunRows
     plan: Plan
     steps: Steps | None
     done: int = 0
@@ -180,8 +180,8 @@ class RunSpec:
     @property
     def work(self) -> Workload:
         """What one of its steps has to do, on one process."""
-        work = make_work(self.asked, self.machine, self.rows.source_tokens, self.rows.target_tokens)
-        mapped = mapped_base(self.asked.train, self.asked.lora, self.asked.data, self.asked.model)
+        work = make_work(self.config, self.machine, self.rows.source_tokens, self.rows.target_tokens)
+        mapped = mapped_base(self.config.train, self.config.lora, self.config.data, self.config.model)
         return replace(work, shapes=self.rows.lengths, evaluation=self.rows.evaluation, mapped=mapped)
 
     @property
@@ -189,7 +189,7 @@ class RunSpec:
         """The settings with what was decided for the whole run in them. What the machine decides stays as it was asked
         for: where the run goes on, it may be another.
         """
-        return self.asked.changed(**asdict(self.counted))
+        return self.config.with_changes(**asdict(self.counted))
 
     @property
     def counted(self) -> Steps:
@@ -201,7 +201,7 @@ class RunSpec:
 def resolve(
     config: Config,
     machine: Machine,
-    rows: Rows,
+    rows: RunRows,
     *,
     done: int = 0,
     earlier: ExecutionPlan | None = None,
@@ -242,8 +242,8 @@ def resolve(
     spec = RunSpec(config, machine, rows, chosen, steps, done)
     if steps is None:
         return spec
-    left = remaining_work(spec.settings, done, rows.held_out, rows.answer_tokens, machine.num_processes)
-    total = predict_times(spec.work, chosen.choice, machine, left)
+    work_left = remaining_work(spec.settings, done, rows.held_out, rows.answer_tokens, machine.num_processes)
+    total = predict_times(spec.work, chosen.choice, machine, work_left)
     timed = replace(chosen, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
     return replace(spec, plan=timed)
 
@@ -254,14 +254,14 @@ def mapped_base(train: TrainConfig, lora: LoraConfig, data: DataConfig, model: T
     if not lora.lora_rank or start in (AUTO, None):
         return "", 0
     try:
-        stored = TensorHeaders(SavedModel.read(start).base).matrix_dtype()
-    except UserError:  # which the run refuses
+        file_dtype = TensorHeaders(SavedModel.read(start).base).matrix_dtype()
+    except UserError:  # The run refuses it.
         return "", 0
     counts = weight_counts(model)
     mapped = counts["total"]
     if data.extra_tokens is not None:  # Its tables get new rows, in memory.
         mapped -= counts["embedding"] + counts["head"]
-    return {"F32": FLOAT32, "BF16": BFLOAT16}.get(stored, ""), mapped
+    return {"F32": FLOAT32, "BF16": BFLOAT16}.get(file_dtype, ""), mapped
 
 
 def _shapes(lengths: StepLengths, max_tokens: int | None) -> Shapes:

@@ -1,7 +1,7 @@
 """Whether this start continues an earlier run, which one, and with which settings.
 
-As asked, or because a batch system has started the same command again: so the command itself has to be able to go on,
-`--is_keep_training=auto`. What torchrun starts again continues the run of its first attempt without being asked to
+The user asks for that, or a batch system starts the same command again, which has to be able to go on:
+`--is_keep_training=auto`. What torchrun starts again continues the run of its first attempt, whatever the command says
 (`training.checkpoints.runs.run_of_attempt`).
 """
 
@@ -28,28 +28,32 @@ PLAN_FLAGS = flags_of("plan").keys() - flags_of("train").keys()
 DEFINING = frozenset(name for name, (_, member) in settings_by_name().items() if member.metadata["defines"])
 
 
-def goes_on(run: RunConfig, is_keep_training: bool | str) -> bool:
-    """Whether this start resumes a run."""
+def run_to_resume(run: RunConfig, is_keep_training: bool | str, attempted: str | None = None) -> Path | None:
+    """The folder of the run that this start continues; None: it begins a new one.
+
+    Args:
+        attempted: the run of an earlier attempt of this launch, which goes on whatever the settings say.
+    Raises:
+        UserError: a run is to be continued, and there is none.
+    """
+    output_dir = Path(run.output_dir)
+    if attempted is not None:
+        return output_dir / attempted
     # A name may be too long for a file, which `Path.is_file` does not answer.
-    is_there = os.path.isfile(Path(run.output_dir) / run.run_name / SETTINGS_FILE)
-    return is_there if is_keep_training == AUTO else bool(is_keep_training)
-
-
-def find_run_to_resume(output_dir: str | Path, run_name: str) -> Path:
-    """The folder of the run that `--is_keep_training=True` means; UserError where there is none."""
-    if run_name != AUTO:
-        folder = Path(output_dir) / run_name
-        if not os.path.isfile(folder / SETTINGS_FILE):
-            text = "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training"
-            raise UserError(text, run=run_name, folder=Path(output_dir))
-        return folder
-    runs = runs_newest_first(output_dir)
-    if not runs:
-        raise UserError(
-            "--is_keep_training = True, there is no run in {output_dir} to resume; omit it to start one",
-            output_dir=output_dir,
-        )
-    return runs[0].folder
+    is_saved = os.path.isfile(output_dir / run.run_name / SETTINGS_FILE)
+    if not (is_saved if is_keep_training == AUTO else is_keep_training):
+        return None
+    if run.run_name != AUTO:
+        if is_saved:
+            return output_dir / run.run_name
+        text = "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training"
+        raise UserError(text, run=run.run_name, folder=output_dir)
+    for newest in runs_newest_first(output_dir):
+        return newest.folder
+    raise UserError(
+        "--is_keep_training = True, there is no run in {output_dir} to resume; omit it to start one",
+        output_dir=output_dir,
+    )
 
 
 def resumed_config(config: Config, run_dir: Path) -> Config:
@@ -65,35 +69,34 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     ours = config.as_dict()
     here = {name: ours[name] for name in places()}
     saved = load(command, {"config": record, **here})
-    theirs = saved.as_dict()
-    flags = {name: value for name, value in ours.items() if config.typed(name) and name not in PLAN_FLAGS}
-    problems: list[str] = []
-    for name in [name for name in flags if name in DEFINING]:
-        is_balanced = name == "class_weights" and ours[name] == "balanced" and theirs[name] is not None
-        if ours[name] == AUTO or is_balanced:
-            del flags[name]  # The run has decided it.
-        elif ours[name] != theirs[name]:
-            text = "--{name} = {ours}, the run to resume has {theirs}; omit it, or start another run"
-            problems.append(say(text, name=name, ours=ours[name], theirs=theirs[name]))
-    named = ours["finetune_from"]
-    if named in (AUTO, None) or str(named).startswith("hf://"):
+    of_run = saved.as_dict()
+    typed = {name: ours[name] for name in ours if config.typed(name) and name not in PLAN_FLAGS}
+    flags = {name: value for name, value in typed.items() if value != AUTO or name not in DEFINING}
+    if ours["class_weights"] == "balanced" and of_run["class_weights"] is not None:
+        flags.pop("class_weights", None)  # The run has computed them from its rows.
+    if ours["finetune_from"] in (AUTO, None) or str(ours["finetune_from"]).startswith("hf://"):
         flags.pop("finetune_from", None)  # The run has decided it; a folder may be where its start lies now.
+    problems: list[str] = []
+    for name, value in flags.items():
+        if name in DEFINING and value != of_run[name]:
+            text = "--{name} = {ours}, the run to resume has {theirs}; omit it, or start another run"
+            problems.append(say(text, name=name, ours=value, theirs=of_run[name]))
     if config.typed("epochs") and ours["max_steps"] == AUTO:
-        flags["max_steps"] = AUTO  # Else the steps that the run has decided on would go before the epochs of now.
+        flags["max_steps"] = AUTO  # The steps that the run has saved would go before the epochs of this start.
     # Where the run has a base, the shape is the base's, and no preset's.
     is_other_preset = config.typed("model_preset") and config.model_preset != saved.model_preset
     if is_other_preset and saved.train.finetune_from in (None, AUTO):
-        others = [
-            f"{name} {theirs[name]}"
+        differences = [
+            f"{name} {of_run[name]}"
             for name in SHAPE_SETTINGS
-            if name not in TOKENIZER_SETTINGS and config.origin(name) == "preset" and ours[name] != theirs[name]
+            if name not in TOKENIZER_SETTINGS and config.origin(name) == "preset" and ours[name] != of_run[name]
         ]
-        if others:
+        if differences:
             text = (
                 "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or "
                 "start another run"
             )
-            problems.append(say(text, model_preset=config.model_preset, others=join(", ", others)))
+            problems.append(say(text, model_preset=config.model_preset, others=join(", ", differences)))
     if command != command_of(config.data.objective) != "train":
         text = "--is_keep_training = True, the run {name} was not trained on preferences; resume it with {command}"
         problems.append(say(text, name=run_dir.name, command=command))

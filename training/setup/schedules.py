@@ -19,34 +19,38 @@ from settings.fields import AUTO
 from settings.optimizers import OPTIMIZERS
 from tasks.base import BaseTask
 
-ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
-DECAY_SHARE = 1 / 3  # of a run's steps, in which "wsd" falls
-ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
+ADAPTER_RATE = 1e-3  # The rate of adamw on adapters, which begin at zero and are few.
+DECAY_SHARE = 1 / 3  # "wsd" falls in this part of a run's steps.
+ONE_CYCLE_START_DIVISOR = 25.0
+ONE_CYCLE_END_DIVISOR = 1e4
 
-
-# of a model that has learnt before, where steps are scaled by each weight's size: a tenth of what a random one of its
-# size learns at, so 1e-3 for adafactor above 390M weights, as in the T5 paper (Raffel et al. 2020, section 3.1.3,
+# A model that has learnt before moves, where steps are scaled by each weight's size, a tenth of what a random one of
+# its size learns at: 1e-3 for adafactor above 390M weights, as in the T5 paper (Raffel et al. 2020, section 3.1.3,
 # constant at 0.001), and 1.75e-3 for t5-small's 60M. Smaller ones have to move further: with 3.2M and 0.5M weights a
 # tenth left most of two tasks unlearnt that 1e-2 and 3e-2 learnt, and 20M learn summaries the better the more
-# (docs/benchmarks.md, rates). So the part rises with the 0.8th power, to the whole rate at 3.4M
-FINETUNE_RATE, FINETUNE_WEIGHTS, FINETUNE_EXPONENT = 0.1, 60e6, 0.8
-# small models that start from random weights learn faster above T5's own 1e-2. Sweeps of 1.4M and 6M weights found 3e-2
+# (docs/benchmarks.md, rates). So the part rises with the 0.8th power, to the whole rate at 3.4M.
+FINETUNE_RATE = 0.1
+FINETUNE_WEIGHTS = 60e6
+FINETUNE_EXPONENT = 0.8
+# Small models that start from random weights learn faster above T5's own 1e-2. Sweeps of 1.4M and 6M weights found 3e-2
 # and more (docs/benchmarks.md, quality), words to phones with 3.2M weights too (docs/recipes.md), where 6e-2 diverged;
 # so twice T5's rate keeps a distance. Muon, whose matrices do not grow by what they have become, learns best at 5e-2
 # and 6e-2 (prose with 1.4M weights, dates, summaries). It falls with the 0.3rd power of the weights, to T5's own at
-# 390M
-LARGE_WEIGHTS, RATE_EXPONENT = 390e6, 0.3
+# 390M.
+LARGE_WEIGHTS = 390e6
+RATE_EXPONENT = 0.3
 # The changes of one step add up over the blocks of a model: with 32 blocks and random weights the loss jumped from 6.4
 # to 10.9 in the third step at the rate of its size, from 6.5 to 7.8 at half of it and from 6.2 to 7.1 at a quarter,
 # which also ended lowest; 5 or 10 steps of warm-up only moved the jump (10 steps in all). So a model of more blocks
 # than t5-small's learns slower by as much, unless its warm-up is long: T5's own of 10,000 steps took 1e-2 with 48
 # blocks.
-SHALLOW_BLOCKS, SHORT_WARMUP = 12, 25
-Number = TypeVar("Number", int, float)
-# a step that goes with a weight's size, in a direction of its own, makes the weight larger by rate^2 / 2: over a long
+SHALLOW_BLOCKS = 12
+SHORT_WARMUP = 25
+# A step that goes with a weight's size, in a direction of its own, makes the weight larger by rate^2 / 2: over a long
 # run it grows by e to the sum of that, and with it all later steps. 16,000 steps at 3e-2 came to 2.7 and learnt to
-# their end (docs/recipes.md), T5's million of steps to 2.8
+# their end (docs/recipes.md), T5's million of steps to 2.8.
 MOST_GROWTH = 2.7
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -175,8 +179,8 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
     if schedule == "constant":
         return peak
     if schedule == "wsd":
-        left_at_peak = max_steps + 1 - warmup  # of a long warm-up there is less than a third to fall over
-        return peak * min(1.0, (max_steps + 1 - step) / max(1.0, min(DECAY_SHARE * max_steps, left_at_peak)))
+        after_warmup = max_steps + 1 - warmup  # After a long warm-up there is less than a third to fall over.
+        return peak * min(1.0, (max_steps + 1 - step) / max(1.0, min(DECAY_SHARE * max_steps, after_warmup)))
     if schedule == "inverse_sqrt":
         return peak * math.sqrt(max(warmup, 1) / max(step, 1))
     assert schedule == "cosine", schedule

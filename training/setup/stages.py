@@ -35,12 +35,13 @@ class PreparedRun:
 
 
 def prepare_run(
-    config: Config, held: ExitStack, group: Group | None = None, metrics: Mapping[str, OwnMetric] | None = None
+    config: Config, resources: ExitStack, group: Group | None = None, metrics: Mapping[str, OwnMetric] | None = None
 ) -> PreparedRun:
     """Identify the run, find what it starts from, prepare its rows.
 
     Args:
-        held: holds the run's lock, and whoever watches its memory. group: its processes; None: this one alone.
+        resources: closes the run's lock, and whoever watches its memory, when the run ends.
+        group: its processes; None: this one alone.
         metrics: the user's own, by name.
     Raises:
         UserError: settings or data are wrong, the run is another process's, or it cannot be continued, before anything
@@ -49,11 +50,11 @@ def prepare_run(
     """
     group = group or Group()
     metrics = metrics or {}
-    identity = identify(config, held, group)
+    identity = identify(config, resources, group)
     with identity.monitor.phase("prepare"), group.first_here():
         start = find_base(identity.config, identity.run_dir, identity.resumed_dir, metrics)
         screen = Progress(1, group.is_main, is_quiet=identity.config.run.quiet)
-        for text in (*identity.budget.warnings, *start.told):
+        for text in (*identity.notes, *start.reasons, *start.notes):
             screen.note(text)
         data = load_data(start, identity.resumed_dir, identity.budget.available_bytes)
     return PreparedRun(identity, start, data, metrics)
@@ -77,9 +78,9 @@ def set_up(prepared: PreparedRun, group: Group, device: Device) -> ResolvedRun:
     data = prepared.data
     monitor = identity.monitor
     config = data.config
-    hardware = fit_machine(device, config.run, config.memory.memory_budget, group, data.state.step)
-    monitor.watch_device(device, hardware.budget.device_bytes)
-    monitor.watch(hardware.budget.host_bytes)
+    threads, budget, notes = fit_machine(device, config.run, config.memory.memory_budget, group, data.state.step)
+    monitor.watch_device(device, budget.device_bytes)
+    monitor.watch(budget.host_bytes)
     beginning = Beginning(
         config=config,
         device=device,
@@ -90,9 +91,8 @@ def set_up(prepared: PreparedRun, group: Group, device: Device) -> ResolvedRun:
         state=data.state,
         tokenizer=data.tokenizer,
     )
-    spec, base_bytes = choose_plan(beginning, data, hardware.budget, monitor)
-    said = identity.budget.warnings
-    notes = [*identity.notes, *start.notes, *data.notes, *(note for note in hardware.notes if note not in said)]
+    spec, base_bytes = choose_plan(beginning, data, budget, monitor)
+    shown_notes = (*identity.notes, *start.reasons, *start.notes)
     run = ResolvedRun(
         **vars(replace(beginning, config=spec.settings)),
         run_dir=identity.run_dir,
@@ -103,14 +103,14 @@ def set_up(prepared: PreparedRun, group: Group, device: Device) -> ResolvedRun:
         validation=data.validation,
         answers=data.answers,
         metrics=prepared.metrics,
-        budget=hardware.budget,
+        budget=budget,
         monitor=monitor,
         heartbeat=identity.heartbeat,
-        threads=hardware.threads,
+        threads=threads,
         base_bytes=base_bytes,
-        told=(*said, *start.told),
-        notes=(),
+        shown_notes=shown_notes,
+        notes=(*data.notes, *(note for note in notes if note not in shown_notes)),
     )
     # A run that goes on lets its data decide again what they teach.
     record = {"objective": start.config.data.objective}
-    return replace(run, notes=(*notes, *commit(run, identity.lock, record)))
+    return replace(run, notes=(*run.notes, *commit(run, identity.lock, record)))

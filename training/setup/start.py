@@ -1,8 +1,9 @@
 """Which folder the weights of a new run are from: the one that is named, or a finished run.
 
-A folder that the user names is taken. What is found instead is told first: what it is, why it, and what other starts
-there are. A finished pretraining run is taken where its shape is not another than the one asked for and its tokenizer
-suits the data (`data.prepare.estimate`); else weights are random.
+A folder that the user names is taken. Else the newest finished run is, where nothing speaks against it, and what it is
+and which other starts there are is told: finetuning takes a pretraining run of the shape that is asked for, whose
+tokenizer suits the data (`data.prepare.estimate`), or random weights; preferences a finetuned model that writes text,
+or else a pretrained one.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from data.prepare.estimate import misfit
 from data.prepare.looking import look
 from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
-from settings.declared import Config, DataConfig
+from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO, near_path
 from settings.program import program
+from settings.tasks import MODEL_HEADS
 from training.checkpoints.runs import ADAPTER_FILES, SavedRun, runs_newest_first
 from training.saved_model import SavedModel
 from training.setup.hub import fetch_model
@@ -31,45 +33,84 @@ def choose_start(config: Config) -> tuple[Path | None, list[str]]:
     Raises:
         UserError: what was named is not there, or preferences have nothing to start from.
     """
-    named = config.train.finetune_from
-    if named not in (AUTO, None):
-        return _named_start(str(named), config.train.allow_download), []
-    runs = runs_newest_first(config.run.output_dir)
-    if config.task.needs_base:
-        return _start_of_preferences(named, runs, config.run.output_dir)
-    if not config.train.is_finetune:
+    setting = config.train.finetune_from
+    if setting not in (AUTO, None):
+        return _named_start(str(setting), config.train.allow_download), []
+    needs_base = config.task.needs_base
+    if not needs_base and not config.train.is_finetune:
         return None, []
-    if named is None:
-        return None, [_random_note(say("because of --finetune_from=none"), config.model_preset, config.data)]
+    output_dir = config.run.output_dir
     reasons: list[str] = []
-    for run in runs:
-        if not run.is_of_text or run.model_folder is None:
-            continue
-        if not run.is_finished:
-            text = "{run} is not finished and is used only if named explicitly"
-            reasons.append(say(text, run=str(run.model_folder)))
-            continue
-        conflicts = SavedModel.read(run.folder).shape_conflicts(config.model, config.origin)
-        if conflicts:
-            is_of_preset = config.named("model_preset") and config.origin(conflicts[0]) == "preset"
-            name = "model_preset" if is_of_preset else conflicts[0]
-            text = "{model} does not match --{name}={value}"
-            reasons.append(say(text, model=str(run.folder), name=name, value=config.as_dict()[name]))
-        else:
-            problem = look(config, misfit, config.data, config.train.is_finetune, run.folder, always_in_child=True)
-            if not problem:
-                return run.folder.absolute(), [_start_note(run.folder)]
-            text = "{model} is not used unless named explicitly: {problem}"
-            reasons.append(say(text, model=str(run.folder), problem=problem))
-    reasons.append(say("there is no finished pretraining run in {folder}", folder=config.run.output_dir))
-    return None, [_random_note(reasons[0], config.model_preset, config.data)]
+    if needs_base or setting == AUTO:
+        for run in _candidates(config):
+            reason = _obstacle_of_run(run, config)
+            if reason is None:
+                return run.folder.absolute(), [_start_note(run.folder, needs_base)]
+            reasons.append(reason)
+        reasons.append(say("there is no finished pretraining run in {folder}", folder=output_dir))
+    else:
+        reasons.append(say("because of --finetune_from=none"))
+    if not needs_base:
+        tokenizer = config.data.tokenizer_dir
+        text = (
+            "starting from random weights, {why}: the model ({preset}) learns from this data only, with {tokenizer}; "
+            "a few thousand pairs are not enough for that. {others}"
+        )
+        note = say(
+            text,
+            why=reasons[0],
+            preset=config.model_preset,
+            others=_other_starts(),
+            tokenizer=say("a tokenizer trained on it") if tokenizer == AUTO else tokenizer,
+        )
+        return None, [note]
+    raise UserError(
+        "--finetune_from = {finetune_from}, there is no finished run in {folder}{hint}, and preferences need "
+        "a model to continue from; give a model folder, or finetune first",
+        finetune_from=setting,
+        folder=output_dir,
+        hint=say(" ({reason})", reason=reasons[0]) if len(reasons) > 1 else "",
+    )
+
+
+def _candidates(config: Config) -> list[SavedRun]:
+    """The runs that a run may start from without being told to, the first choice in front."""
+    runs = [run for run in runs_newest_first(config.run.output_dir) if run.model_folder is not None]
+    if not config.task.needs_base:
+        return [run for run in runs if run.is_of_text]
+    return sorted((run for run in runs if run.kind != "dpo"), key=lambda run: run.kind == "pretrain")
+
+
+def _obstacle_of_run(run: SavedRun, config: Config) -> str | None:
+    """Why a run is not started from unless it is named; None: nothing speaks against it."""
+    if not run.is_finished:
+        return say("{run} is not finished and is used only if named explicitly", run=str(run.model_folder))
+    saved = SavedModel.read(run.folder)
+    name = str(run.folder)
+    if config.task.needs_base:
+        if not MODEL_HEADS[saved.shape.head].writes_text:
+            return say("{model} predicts labels and writes no text", model=name)
+        return None
+    conflicts = saved.shape_conflicts(config.model, config.origin)
+    if conflicts:
+        is_of_preset = config.named("model_preset") and config.origin(conflicts[0]) == "preset"
+        setting = "model_preset" if is_of_preset else conflicts[0]
+        text = "{model} does not match --{name}={value}"
+        return say(text, model=name, name=setting, value=config.as_dict()[setting])
+    problem = look(config, misfit, config.data, config.train.is_finetune, run.folder, always_in_child=True)
+    if problem:
+        return say("{model} is not used unless named explicitly: {problem}", model=name, problem=problem)
+    return None
 
 
 def _other_starts() -> str:
     return say("other starting points: --finetune_from=FOLDER (docs/finetuning.md lists checkpoints)")
 
 
-def _start_note(folder: Path) -> str:
+def _start_note(folder: Path, is_reference: bool) -> str:
+    if is_reference:
+        text = "starting from {model}, the newest finished run, which is also the reference model; {others}"
+        return say(text, model=str(folder), others=_other_starts())
     shape = read_config(folder)
     saw_sample = SavedModel.read(folder).run_settings.get("train_file", "") is None
     return say(
@@ -83,24 +124,12 @@ def _start_note(folder: Path) -> str:
     )
 
 
-def _random_note(reason: str, model_preset: str, data: DataConfig) -> str:
-    tokenizer = data.tokenizer_dir
-    return say(
-        "starting from random weights, {why}: the model ({preset}) learns from this data only, with {tokenizer}; "
-        "a few thousand pairs are not enough for that. {others}",
-        why=reason,
-        preset=model_preset,
-        others=_other_starts(),
-        tokenizer=say("a tokenizer trained on it") if tokenizer == AUTO else tokenizer,
-    )
-
-
-def _named_start(named: str, allow_download: bool) -> Path:
-    folder = Path(named)
+def _named_start(name: str, allow_download: bool) -> Path:
+    folder = Path(name)
     if _holds_model(folder):
         return folder
     if not folder.is_dir():
-        fetched = fetch_model(named, allow_download, _holds_model)
+        fetched = fetch_model(name, allow_download, _holds_model)
         if fetched is not None:
             return fetched
     raise UserError(
@@ -126,24 +155,3 @@ def _obstacle(folder: Path) -> str:
 
 def _holds_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_FILES[0]))
-
-
-def _start_of_preferences(named: str | None, runs: list[SavedRun], output_dir: str) -> tuple[Path, list[str]]:
-    """The newest finetuned run, else the newest pretrained one."""
-    finished = [run for kind in ("finetune", "pretrain") for run in runs if run.is_finished and run.kind == kind]
-    if finished:
-        folder = finished[0].folder
-        text = "starting from {model}, the newest finished run, which is also the reference model; {others}"
-        return folder.absolute(), [say(text, model=str(folder), others=_other_starts())]
-    hint: str = ""
-    unfinished = next(filter(None, (run.model_folder for run in runs)), None)
-    if unfinished is not None:
-        text = " ({model_folder} is not finished, and is taken only if it is named)"
-        hint = say(text, model_folder=unfinished)
-    raise UserError(
-        "--finetune_from = {finetune_from}, there is no finished run in {folder}{hint}, and preferences need "
-        "a model to continue from; give a model folder, or finetune first",
-        finetune_from=named,
-        folder=output_dir,
-        hint=hint,
-    )

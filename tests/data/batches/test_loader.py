@@ -119,7 +119,7 @@ def test_validation_sets_with_names_are_rows_apart(files: dict[str, Path], tmp_p
         (f"{tmp_path}/a.jsonl,b={files['pairs']}", "before the first name"),
     ):
         with pytest.raises(UserError, match=problem):
-            prepare(config.changed(validation_file=wrong))
+            prepare(config.with_changes(validation_file=wrong))
 
 
 def test_evaluation_reads_the_first_rows_once_with_fixed_masks(make_loader: MakeLoader) -> None:

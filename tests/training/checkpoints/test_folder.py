@@ -44,7 +44,8 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path, monkeypatch: pyt
         assert folder == checkpoints.latest() and step_of(folder) == step
     assert names(tmp_path / "a") == ["best", "latest", "step_00000020", "step_00000040", "step_00000050"]
     (tmp_path / "a").rename(tmp_path / "b")
-    pointer, best = tmp_path / "b" / "checkpoints" / "best", Checkpoints(tmp_path / "b", keep_latest=2).best()
+    pointer = tmp_path / "b" / "checkpoints" / "best"
+    best = Checkpoints(tmp_path / "b", keep_latest=2).best()
     assert best is not None and best.name == "step_00000020"
     assert os.readlink(pointer) == best.name if links else pointer.read_text() == f"{best.name}\n"
 
@@ -76,10 +77,10 @@ def test_a_disk_that_fails_from_any_change_on(tmp_path: Path) -> None:
                 os._exit(2)
 
         code = run_child(save)
-        found, told = Checkpoints(run_dir, keep_latest=1).intact()
-        assert found is not None and not told and code in (0, 2)
-        assert (found / "model.safetensors").read_text() == str(step_of(found))
-        assert step_of(found) == 4 or code == 2, "what was not written is told"
+        intact, warnings = Checkpoints(run_dir, keep_latest=1).intact()
+        assert intact is not None and not warnings and code in (0, 2)
+        assert (intact / "model.safetensors").read_text() == str(step_of(intact))
+        assert step_of(intact) == 4 or code == 2, "what was not written is told"
         checkpoints.save(5, write_file("5"), is_best=True)
         assert names(run_dir) == ["best", "latest", "step_00000005"]
         if code == 0:  # from here on only removing old ones fails, which is tried again
@@ -109,12 +110,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, file: 
         path.unlink()
     else:
         path.write_text(path.read_text()[:-1] if how == "cut" else "x" + path.read_text()[1:])
-    found, told = checkpoints.intact()
-    assert found is not None
-    assert step_of(found) == 20 and file in told[0] and "continuing from step 20" in told[0]
-    assert checkpoints.latest() == found and checkpoints.best() == found.with_name("step_00000010")
+    intact, warnings = checkpoints.intact()
+    assert intact is not None
+    assert step_of(intact) == 20 and file in warnings[0] and "continuing from step 20" in warnings[0]
+    assert checkpoints.latest() == intact and checkpoints.best() == intact.with_name("step_00000010")
     assert names(tmp_path) == ["best", "damaged-step_00000030", "latest", "step_00000010", "step_00000020"]
-    assert os.path.realpath(tmp_path / "checkpoints" / "latest") == str(found)
+    assert os.path.realpath(tmp_path / "checkpoints" / "latest") == str(intact)
     checkpoints.save(30, write_file("30"))
     assert "damaged-step_00000030" not in names(tmp_path), "its step was done again"
 

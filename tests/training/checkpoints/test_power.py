@@ -40,9 +40,11 @@ def write(folder: Path) -> None:
 
 def disks_of(folder: Path, how: str, before: Callable[[Path], None], work: Callable[[Path], None]) -> list[Path]:
     """The disks that are left where it happens after each change of `work`; the last one, right after it."""
-    disk, disks, aside = folder / "disk", folder / "disks", folder / "aside"
-    for made in (disk, disks, aside):
-        made.mkdir()
+    disk = folder / "disk"
+    disks = folder / "disks"
+    aside = folder / "aside"
+    for new in (disk, disks, aside):
+        new.mkdir()
     before(disk)
 
     def child() -> None:
@@ -78,14 +80,18 @@ def save(disk: Path, step: int, is_best: bool = False) -> Path:
 
 
 def test_a_new_run_and_its_first_checkpoint(tmp_path: Path, how: str) -> None:
-    disks = disks_of(tmp_path, how, lambda disk: None, lambda disk: (begin(disk, "new"), save(disk, 1)))  # type: ignore[arg-type, return-value]
+    def begin_and_save(disk: Path) -> None:
+        begin(disk, "new")
+        save(disk, 1)
+
+    disks = disks_of(tmp_path, how, lambda disk: None, begin_and_save)
     assert len(disks) > 20
     for disk in disks:
         run_dir = disk / "runs" / "r"
         assert not run_dir.exists() or (read_run(run_dir) and (run_dir / "settings.json").read_text() == "new")
-        found = Checkpoints(run_dir, 1).latest()
-        assert found is None or (found / "model.safetensors").read_text() == "1"
-    assert found is not None, "a save that has returned is on the disk"
+        intact = Checkpoints(run_dir, 1).latest()
+        assert intact is None or (intact / "model.safetensors").read_text() == "1"
+    assert intact is not None, "a save that has returned is on the disk"
 
 
 def test_a_run_that_is_replaced(tmp_path: Path, how: str) -> None:
@@ -98,8 +104,8 @@ def test_a_run_that_is_replaced(tmp_path: Path, how: str) -> None:
 
     for number, disk in enumerate(disks_of(tmp_path, how, before, replace)):
         run_dir = disk / "runs" / "r"
-        found = [path for path in (run_dir, run_dir.with_name(".old-r")) if path.is_dir()]
-        assert found and (found[0] / "settings.json").read_text() in ("old", "new")
+        intact = [path for path in (run_dir, run_dir.with_name(".old-r")) if path.is_dir()]
+        assert intact and (intact[0] / "settings.json").read_text() in ("old", "new")
         if number % 2:
             delete_replaced_run(begin(disk, "newer", overwrite=True))
         elif run_dir.is_dir():
@@ -117,21 +123,24 @@ def test_saves_and_rotation(tmp_path: Path, how: str) -> None:
         for step in (1, 2, 3):
             save(disk, step, is_best=step == 1)
 
-    disks = disks_of(tmp_path, how, before, lambda disk: save(disk, 4, is_best=True))  # type: ignore[arg-type, return-value]
+    def save_again(disk: Path) -> None:
+        save(disk, 4, is_best=True)
+
+    disks = disks_of(tmp_path, how, before, save_again)
     assert len(disks) > 20
     for disk in disks:
         checkpoints = Checkpoints(disk / "runs" / "r", 1)
-        (found, told), best = checkpoints.intact(), checkpoints.best()
-        assert found is not None and best is not None and not told
-        assert (step_of(found), step_of(best)) in ((3, 1), (4, 4))
-        for folder in (found, best):
+        (intact, warnings), best = checkpoints.intact(), checkpoints.best()
+        assert intact is not None and best is not None and not warnings
+        assert (step_of(intact), step_of(best)) in ((3, 1), (4, 4))
+        for folder in (intact, best):
             assert damages(folder) == [] and (folder / "model.safetensors").read_text() == str(step_of(folder))
         checkpoints.finish_last_save()
-        kept = ["step_00000004"] if step_of(found) == 4 else ["step_00000001", "step_00000003"]
-        assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["best", "latest", *kept]
-        assert [os.readlink(checkpoints.folder / link) for link in ("best", "latest")] == [kept[0], kept[-1]]
+        names = ["step_00000004"] if step_of(intact) == 4 else ["step_00000001", "step_00000003"]
+        assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["best", "latest", *names]
+        assert [os.readlink(checkpoints.folder / link) for link in ("best", "latest")] == [names[0], names[-1]]
     save(disk, 5)
-    assert step_of(found) == 4, "a save that has returned is on the disk"
+    assert step_of(intact) == 4, "a save that has returned is on the disk"
 
 
 def test_publishing(tmp_path: Path, how: str) -> None:

@@ -82,6 +82,19 @@ def test_a_run_has_the_model_of_its_best_checkpoint_until_it_is_finished(tmp_pat
     assert run.model_folder == folder and run.is_finished
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"), [("..", "not a valid folder name"), ("a/b", "not a valid"), ("thesis", "not a run of this")]
+)
+def test_only_runs_are_made_and_overwritten(tmp_path: Path, name: str, problem: str) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("years of work")
+    with pytest.raises(UserError, match=problem):
+        create_run(tmp_path, name, "pretrain", overwrite=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "chapter"]
+    (tmp_path / "empty").mkdir()
+    assert create_run(tmp_path, "empty", "pretrain") == tmp_path / "empty"
+
+
 def test_an_existing_name_is_refused_unless_overwritten(tmp_path: Path) -> None:
     run_dir = create_run(tmp_path, "run", "pretrain")
     (run_dir / "old").write_text("")
@@ -91,23 +104,6 @@ def test_an_existing_name_is_refused_unless_overwritten(tmp_path: Path) -> None:
     delete_replaced_run(create_run(tmp_path, "run", "finetune", overwrite=True))
     assert [path.name for path in run_dir.iterdir()] == ["run.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_only_runs_are_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter").write_text("years of work")
-    with pytest.raises(UserError, match="not a run of this program"):
-        create_run(tmp_path, "thesis", "pretrain", overwrite=True)
-    assert (tmp_path / "thesis" / "chapter").exists()
-    (tmp_path / "empty").mkdir()
-    assert create_run(tmp_path, "empty", "pretrain") == tmp_path / "empty"
-
-
-@pytest.mark.parametrize("name", ["..", "a/b"])
-def test_names_that_are_no_folder_names(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="not a valid folder name"):
-        create_run(tmp_path / "out", name, "pretrain")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unwritable_output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +150,7 @@ def test_a_whole_model_is_published_whatever_has_become_of_its_state(tmp_path: P
     (checkpoint / "state" / "optimizer.safetensors").write_text("damaged")
     publish(checkpoint, run_dir)
     assert damages(run_dir) == []
-    (checkpoint / "model.safetensors").unlink()  # which the run's own folder shares
+    (checkpoint / "model.safetensors").unlink()  # The run's own folder shares it.
     (checkpoint / "model.safetensors").write_text("damaged too")
     with pytest.raises(UserError, match="the model was not published"):
         publish(checkpoint, run_dir)

@@ -10,7 +10,7 @@ from training.evaluation.losses import Evaluation
 
 
 @pytest.mark.parametrize(
-    ("perplexity", "shown"), [(8.1234, "8.12"), (1234.5, "1,234.50"), (1.23e7, "1.2e7"), (1.2e15, "1.2e15")]
+    ("perplexity", "text"), [(8.1234, "8.12"), (1234.5, "1,234.50"), (1.23e7, "1.2e7"), (1.2e15, "1.2e15")]
 )
-def test_a_large_perplexity_is_short(perplexity: float, shown: str) -> None:
-    assert Evaluation(math.log(perplexity), 1, 1).shown_perplexity() == shown
+def test_a_large_perplexity_is_short(perplexity: float, text: str) -> None:
+    assert Evaluation(math.log(perplexity), 1, 1).shown_perplexity() == text

@@ -30,10 +30,10 @@ def parts_of(tokenizer: Tokenizer, most: int, text: str, template: Template | No
 
 @pytest.mark.parametrize("text", [WORDS, SENTENCES, CHINESE, "a" * 200, "a " + CHINESE.replace("。", "")])
 def test_the_parts_say_what_the_prompt_says(text: str) -> None:
-    found = parts_of(byte_tokenizer(), 50, text)
-    assert len(found) > 2 and "".join("".join(found).split()) == "".join(text.split())
+    texts = parts_of(byte_tokenizer(), 50, text)
+    assert len(texts) > 2 and "".join("".join(texts).split()) == "".join(text.split())
     if text in (WORDS, SENTENCES):
-        assert " ".join(found).split() == text.split()  # no word is cut
+        assert " ".join(texts).split() == text.split()  # no word is cut
     assert parts_of(byte_tokenizer(), 1000, text) == [text]
 
 
@@ -41,17 +41,17 @@ def test_the_parts_say_what_the_prompt_says(text: str) -> None:
     ("sentence", "most"), [("He built the wall and all of it. ", 100), ("他修建了城墙和城里的一切。", 120)]
 )
 def test_they_end_where_sentences_end_near_by(sentence: str, most: int) -> None:
-    found = parts_of(byte_tokenizer(), most, sentence * 10)
-    assert len(found) > 2 and all(part.endswith((".", "。")) for part in found)
+    texts = parts_of(byte_tokenizer(), most, sentence * 10)
+    assert len(texts) > 2 and all(part.endswith((".", "。")) for part in texts)
 
 
 @pytest.mark.parametrize(
     "template", [Template(prefix="translate: "), Template.load("chat"), Template.load("Q: {prompt}\\nA:", "t ")]
 )
 def test_each_part_is_worded_as_the_prompt_was(template: Template) -> None:
-    found = parts_of(byte_tokenizer(), 80, WORDS, template)
-    assert len(found) > 3 and " ".join(map(template.question, found)) == WORDS
-    assert found == [template.prompt([(USER, template.question(part))]) for part in found]
+    texts = parts_of(byte_tokenizer(), 80, WORDS, template)
+    assert len(texts) > 3 and " ".join(map(template.question, texts)) == WORDS
+    assert texts == [template.prompt([(USER, template.question(part))]) for part in texts]
 
 
 def test_a_conversation_stays_whole() -> None:

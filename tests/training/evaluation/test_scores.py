@@ -38,7 +38,7 @@ REFERENCES = [
 
 
 def names_of(**flags: object) -> list[str]:
-    config = Config().changed(**flags)
+    config = Config().with_changes(**flags)
     return metric_names(config.metrics.metrics, config.answer.num_answers)
 
 
@@ -58,8 +58,8 @@ def test_corpus_scores_are_those_of_sacrebleu() -> None:
     from sacrebleu.metrics import BLEU, CHRF
 
     ours = scored(["bleu", "chrf", "chrf++", "char_bleu"])
-    theirs = {"bleu": BLEU(), "chrf": CHRF(), "chrf++": CHRF(word_order=2), "char_bleu": BLEU(tokenize="zh")}
-    for name, metric in theirs.items():
+    reference_metrics = {"bleu": BLEU(), "chrf": CHRF(), "chrf++": CHRF(word_order=2), "char_bleu": BLEU(tokenize="zh")}
+    for name, metric in reference_metrics.items():
         assert ours[name] == pytest.approx(metric.corpus_score(ANSWERS, [REFERENCES]).score), name
         assert 1 < ours[name] < 99
 
@@ -102,8 +102,8 @@ def test_the_geometric_mean_of_bleu_and_chrf_plus_plus() -> None:
 def test_rouge_is_that_of_rouge_score() -> None:
     from rouge_score.rouge_scorer import RougeScorer
 
-    english = [place for place, text in enumerate(REFERENCES) if text.isascii()]
-    answers, references = ([texts[place] for place in english] for texts in (ANSWERS, REFERENCES))
+    english = [number for number, text in enumerate(REFERENCES) if text.isascii()]
+    answers, references = ([texts[number] for number in english] for texts in (ANSWERS, REFERENCES))
     answers += ["the cat sat.\nIt was on a mat\n\nand slept", "a b\nc d", ""]
     references += ["It was a mat.\nThe cat slept on it.", "c d a b", "x\ny"]
     names = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL", "rouge_lsum": "rougeLsum"}
@@ -111,8 +111,8 @@ def test_rouge_is_that_of_rouge_score() -> None:
     rows = [scorer.score(reference, answer) for answer, reference in zip(answers, references, strict=True)]
     ours = scored(list(names), answers, references)
     assert ours["rouge_lsum"] != ours["rouge_l"]
-    for name, theirs in names.items():
-        assert ours[name] == pytest.approx(100 * np.mean([row[theirs].fmeasure for row in rows])), name
+    for name, reference_metrics in names.items():
+        assert ours[name] == pytest.approx(100 * np.mean([row[reference_metrics].fmeasure for row in rows])), name
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_exact_match_and_f1(answer: str, reference: str, exact: int, f1: float) 
 def test_sums_of_parts_add_up() -> None:
     names = names_of(num_answers=10)
     whole, parts = AnswerScores(names), [AnswerScores(names), AnswerScores(names)]
-    for place, (answer, reference) in enumerate(zip(ANSWERS, REFERENCES, strict=True)):
+    for number, (answer, reference) in enumerate(zip(ANSWERS, REFERENCES, strict=True)):
         whole.add(answer, reference)
-        parts[place % 2].add(answer, reference)
+        parts[number % 2].add(answer, reference)
     assert whole.result(parts[0].sums + parts[1].sums) == pytest.approx(whole.result())
     assert len(whole.sums) < 100
 
@@ -159,8 +159,8 @@ def test_ranked_answers() -> None:
     names = names_of(num_answers=10, metrics="identical,mrr,recall@1,recall@5,ndcg@5,ndcg@10")
     scores = AnswerScores(names)
     for rank in (1, 3, 6, 99):
-        first, *others = ["right " if place == rank else f"wrong {place}" for place in range(1, 11)]
-        scores.add(first, "right", others)
+        first, *further = ["right " if number == rank else f"wrong {number}" for number in range(1, 11)]
+        scores.add(first, "right", further)
     assert scores.result() == pytest.approx(
         {
             "identical": 25.0,

@@ -17,8 +17,8 @@ def test_patience_counts_evaluations_in_a_row() -> None:
     best = BestMetric("loss", patience=2)
     assert [stop for _, stop in run(best, [3.0, 3.1, 2.0, 2.1, 2.2])] == [False, False, False, False, True]
     assert (best.value, best.step, best.evals_since) == (2.0, 3, 2)
-    (told,) = best.remarks(5)
-    assert "2 evaluations" in told and "loss 2.0000 at step 3" in told
+    (remark,) = best.remarks(5)
+    assert "2 evaluations" in remark and "loss 2.0000 at step 3" in remark
 
 
 def test_a_run_that_got_no_better_is_known() -> None:

@@ -70,7 +70,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.skipif(os.name == "nt", reason="no terminals")
 @pytest.mark.parametrize(
-    ("before", "context", "told", "written"),
+    ("before", "context", "result", "written"),
     [
         ("SIG_DFL", "Interrupts(is_main=False)", "goes on ", False),
         ("SIG_DFL", "open(os.devnull)", "interrupted", False),
@@ -78,7 +78,7 @@ except KeyboardInterrupt:
     ],
     ids=["training", "before", "nohup"],
 )
-def test_a_terminal_that_is_closed(tmp_path: Path, before: str, context: str, told: str, written: bool) -> None:
+def test_a_terminal_that_is_closed(tmp_path: Path, before: str, context: str, result: str, written: bool) -> None:
     """It asks as Ctrl-C does, and nothing is written to it any more; with nohup it asks for nothing."""
     terminal, inside = os.openpty()
     code = CLOSED.format(before=before, context=context)
@@ -87,7 +87,7 @@ def test_a_terminal_that_is_closed(tmp_path: Path, before: str, context: str, to
     )
     os.close(inside)
     assert child.wait(60) == 0
-    assert (tmp_path / "told").read_text() == told
+    assert (tmp_path / "told").read_text() == result
     try:
         assert (b"to nobody" in os.read(terminal, 1000)) is written
     except OSError:  # nothing was written, and nobody is there to write

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from training.processes.launch import launch_problems
-
-LAUNCHERS = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "PMI_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "MASTER_ADDR",
-)
+from training.processes.launch import SIZES, launch_problems
 
 
 @pytest.mark.parametrize(
-    ("variables", "named"),
+    ("variables", "problem"),
     [
         ({}, ""),
         ({"RANK": "0"}, ""),
@@ -34,11 +24,11 @@ LAUNCHERS = (
     ],
 )
 def test_a_launch_without_a_meeting_point_is_refused(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], named: str
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], problem: str
 ) -> None:
-    for name in LAUNCHERS:
+    for name in (*SIZES, "RANK", "LOCAL_RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     problems = launch_problems()
-    assert len(problems) == bool(named) and all(named in problem for problem in problems)
+    assert len(problems) == bool(problem) and all(problem in problem for problem in problems)

@@ -82,7 +82,9 @@ def test_a_metric_of_ones_own_that_fails_is_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"metrics\['mine'\], failed .*ZeroDivisionError"):
         LowMemTrainer(config, metrics={"mine": lambda answers, references: 1 / 0}).train()
     with pytest.raises(UserError) as refused:
-        LowMemTrainer(config.changed(run_name="new", metric_for_best="min"), metrics={"mine": len, "loss": len}).train()
+        LowMemTrainer(
+            config.with_changes(run_name="new", metric_for_best="min"), metrics={"mine": len, "loss": len}
+        ).train()
     assert len(refused.value.problems) == 2 and "did you mean mine?" in str(refused.value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from settings.errors import UserError
 from settings.loading import load
 from settings.precedence import run_presets
 from tests.training.setups import started
-from tests.training.small_trained import save_trained
+from tests.training.small_trained import SHAPE, save_trained
 from training.checkpoints.runs import create_run
 from training.report.run_files import SETTINGS_FILE
 from training.saved_model import SavedModel
@@ -36,8 +37,8 @@ def settings(folder: Path, **flags: object) -> Config:
         rows.write_text(
             json.dumps({"prompt": WORDS, "response": WORDS}) + "\n" + json.dumps({"prompt": "fox", "response": WORDS})
         )
-    places = {"output_dir": folder / "runs", "cache_dir": folder / "cache", "is_finetune": True, "train_file": rows}
-    return load("train", {name: str(value) for name, value in {**places, **flags}.items()})
+    folders = {"output_dir": folder / "runs", "cache_dir": folder / "cache", "is_finetune": True, "train_file": rows}
+    return load("train", {name: str(value) for name, value in {**folders, **flags}.items()})
 
 
 def save_pretrained(run: Path) -> Path:
@@ -56,9 +57,9 @@ def pretrained(tmp_path: Path) -> Path:
 
 
 def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: Path) -> None:
-    found, told = choose_start(settings(tmp_path))
-    assert found == pretrained
-    (line,) = told
+    start_folder, notes = choose_start(settings(tmp_path))
+    assert start_folder == pretrained
+    (line,) = notes
     for part in (
         str(pretrained),
         "its architecture and tokenizer",
@@ -70,19 +71,28 @@ def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: 
 
 
 def test_a_run_that_is_not_finished_is_taken_only_if_it_is_named(tmp_path: Path) -> None:
-    begun = create_run(tmp_path / "runs", "begun", "pretrain", objective="span")
-    checkpoint = save_trained(begun / "checkpoints" / "step_00000001")
+    run_dir = create_run(tmp_path / "runs", "begun", "pretrain", objective="span")
+    checkpoint = save_trained(run_dir / "checkpoints" / "step_00000001")
     seal(checkpoint)
-    found, (told,) = choose_start(settings(tmp_path))
-    assert found is None and f"{checkpoint} is not finished" in told
+    start_folder, (notes,) = choose_start(settings(tmp_path))
+    assert start_folder is None and f"{checkpoint} is not finished" in notes
     assert choose_start(settings(tmp_path, finetune_from=checkpoint)) == (checkpoint, [])
     with pytest.raises(UserError, match="not finished"):
         choose_start(load("dpo", {"output_dir": str(tmp_path / "runs")}))
+    classifier = replace(SHAPE, head="sequence", labels="yes,no", num_decoder_layers=0)
+    save_trained(create_run(tmp_path / "runs", "labels", "finetune", objective="sequence"), shape=classifier)
+    with pytest.raises(UserError, match="labels predicts labels and writes no text"):
+        choose_start(load("dpo", {"output_dir": str(tmp_path / "runs")}))
+    finetuned = save_trained(create_run(tmp_path / "runs", "older", "finetune", objective="pairs"))
+    save_trained(create_run(tmp_path / "runs", "newer", "pretrain", objective="span"))
+    assert choose_start(load("dpo", {"output_dir": str(tmp_path / "runs")}))[0] == finetuned
 
 
 def test_another_shape_than_asked_for_is_not_taken(tmp_path: Path, pretrained: Path) -> None:
-    found, told = choose_start(settings(tmp_path, model_preset="t5-small"))
-    assert found is None and "does not match --model_preset=t5-small" in told[0] and "random weights" in told[0]
+    start_folder, notes = choose_start(settings(tmp_path, model_preset="t5-small"))
+    assert (
+        start_folder is None and "does not match --model_preset=t5-small" in notes[0] and "random weights" in notes[0]
+    )
     assert choose_start(settings(tmp_path, **SHAPED))[0] == pretrained
 
 
@@ -93,8 +103,8 @@ def test_the_newest_run_on_text_of_the_shape_is_taken_and_others_are_passed_over
     assert choose_start(settings(tmp_path))[0] == pretrained, "a run on pairs is newer, and no pretraining"
     save_pretrained(create_run(tmp_path / "runs", "text", "pretrain", objective="span"))
     assert choose_start(settings(tmp_path))[0] == tmp_path / "runs" / "text"
-    found, (line,) = choose_start(settings(tmp_path, model_preset="chatlm-0.2b"))
-    assert found is None and "--model_preset=chatlm-0.2b" in line
+    start_folder, (line,) = choose_start(settings(tmp_path, model_preset="chatlm-0.2b"))
+    assert start_folder is None and "--model_preset=chatlm-0.2b" in line
     preset = load("train", {"preset": "guide_config_1", "is_finetune": "True", "output_dir": str(tmp_path / "runs")})
     assert choose_start(preset)[0] is None, "a named preset decides the shape"
 
@@ -104,15 +114,19 @@ def test_a_tokenizer_that_does_not_suit_is_taken_only_where_it_is_named(tmp_path
     rows = tmp_path / "zh.jsonl"
     text = {"prompt": "长江是亚洲第一长河吗？黄河呢？", "response": "是的，长江是亚洲第一长河。"}
     rows.write_text((json.dumps(text, ensure_ascii=False) + "\n") * 200, encoding="utf8")
-    found, told = choose_start(settings(tmp_path, train_file=rows))
-    assert found is None and "is not used unless named explicitly" in told[0] and "times as many tokens" in told[0]
+    start_folder, notes = choose_start(settings(tmp_path, train_file=rows))
+    assert (
+        start_folder is None
+        and "is not used unless named explicitly" in notes[0]
+        and "times as many tokens" in notes[0]
+    )
     assert choose_start(settings(tmp_path, train_file=rows, finetune_from=pretrained)) == (pretrained, [])
 
 
 @pytest.mark.parametrize("flags", [{}, {"finetune_from": "{run}"}, {"tokenizer_dir": "{run}", "finetune_from": "none"}])
 def test_a_run_does_not_replace_what_it_starts_from(tmp_path: Path, pretrained: Path, flags: dict[str, str]) -> None:
-    named = {name: value.format(run=pretrained) for name, value in flags.items()}
-    config = settings(tmp_path, run_name=pretrained.name, overwrite=True, **named)
+    flags_of_start = {name: value.format(run=pretrained) for name, value in flags.items()}
+    config = settings(tmp_path, run_name=pretrained.name, overwrite=True, **flags_of_start)
     with pytest.raises(UserError, match=f"would replace {pretrained}, which this run starts from; choose another run"):
         started(config)
     assert (pretrained / "model.safetensors").is_file()
@@ -123,11 +137,11 @@ def test_the_way_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as refused:
         choose_start(settings(tmp_path, finetune_from=name))
-    told, place = str(refused.value), f"models/{name.split('/')[1]}"
-    for part in (f"hf download {name} --local-dir {place}", "HF_ENDPOINT=", "--allow_download=True", "config.json"):
-        assert part in told
-    save_trained(Path(place))
-    with pytest.raises(UserError, match=f"{place} is there; give that"):
+    notes, folder = str(refused.value), f"models/{name.split('/')[1]}"
+    for part in (f"hf download {name} --local-dir {folder}", "HF_ENDPOINT=", "--allow_download=True", "config.json"):
+        assert part in notes
+    save_trained(Path(folder))
+    with pytest.raises(UserError, match=f"{folder} is there; give that"):
         choose_start(settings(tmp_path, finetune_from=name))
 
 
@@ -137,10 +151,10 @@ def test_a_folder_is_not_taken_for_a_name_on_the_hub() -> None:
 
 
 def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
+    patterns: list[list[str]] = []
 
     def fetch(name: str, local_dir: str, allow_patterns: list[str], revision: None) -> None:
-        asked.append(allow_patterns)
+        patterns.append(allow_patterns)
         save_trained(Path(local_dir))
 
     monkeypatch.chdir(tmp_path)
@@ -150,7 +164,7 @@ def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     config = settings(tmp_path, finetune_from="google/flan-t5-small", allow_download=True)
     assert choose_start(config) == (Path("models/flan-t5-small"), [])
-    assert "*.safetensors" in asked[0] and not any("bin" in pattern for pattern in asked[0])
+    assert "*.safetensors" in patterns[0] and not any("bin" in pattern for pattern in patterns[0])
     start = started(settings(tmp_path, finetune_from="hf://google/flan-t5-base"))
     assert start.folder == Path("models/google--flan-t5-base")
     assert start.config.train.finetune_from == str(start.folder)
@@ -161,8 +175,8 @@ def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_checkpoint_without_a_decoder_is_refused_by_its_headers(tmp_path: Path) -> None:
     folder = save_trained(tmp_path / "encoder")
     path = folder / "model.safetensors"
-    kept = {name: value for name, value in load_file(path).items() if not name.startswith("decoder.")}
-    save_file(kept, path)
+    encoder_weights = {name: value for name, value in load_file(path).items() if not name.startswith("decoder.")}
+    save_file(encoder_weights, path)
     with pytest.raises(UserError, match=r"--finetune_from = .*has no decoder"):
         started(settings(tmp_path, finetune_from=folder))
 
@@ -171,9 +185,12 @@ def test_a_run_resumed_on_another_machine_reads_its_checkpoints_tokenizer(tmp_pa
     run_dir = create_run(tmp_path / "runs", "mine", "finetune")
     checkpoint = save_trained(run_dir / "checkpoints" / "step_00000001")
     seal(checkpoint)
-    left = tmp_path / "left"
-    settings(tmp_path, tokenizer_dir=left, vocab_size=384, **SHAPED).save(run_dir / SETTINGS_FILE)
-    for config, expected in ((settings(tmp_path), checkpoint), (settings(tmp_path, tokenizer_dir=left), left)):
+    old_tokenizer = tmp_path / "left"
+    settings(tmp_path, tokenizer_dir=old_tokenizer, vocab_size=384, **SHAPED).save(run_dir / SETTINGS_FILE)
+    for config, expected in (
+        (settings(tmp_path), checkpoint),
+        (settings(tmp_path, tokenizer_dir=old_tokenizer), old_tokenizer),
+    ):
         start = started(resumed_config(config, run_dir), run_dir)
         assert start.folder == checkpoint and start.is_resumed
         assert start.config.data.tokenizer_dir == str(expected)

@@ -32,7 +32,7 @@ ANEW = {"best_eval_loss": None, "best_evaluation": None}
 
 
 @pytest.mark.parametrize(
-    "metric, changes, lost, told",
+    "metric, changes, lost, expected_words",
     [
         (LOSS, {}, {}, []),
         (
@@ -57,12 +57,14 @@ ANEW = {"best_eval_loss": None, "best_evaluation": None}
     ],
 )
 def test_what_was_measured_on_other_rows_is_sought_anew(
-    metric: str, changes: dict[str, Any], lost: dict[str, Any], told: list[str]
+    metric: str, changes: dict[str, Any], lost: dict[str, Any], expected_words: list[str]
 ) -> None:
     now = {**ROWS, **changes}
     state, notes = taken_up(SAVED, now, metric)
     assert state == replace(SAVED, measured_on=now, **lost)
-    assert len(notes) == len(told) and all(words in note for words, note in zip(told, notes, strict=True)), notes
+    assert len(notes) == len(expected_words) and all(
+        words in note for words, note in zip(expected_words, notes, strict=True)
+    ), notes
 
 
 def resumed(folder: Path, **flags: object) -> LowMemTrainer:
@@ -88,8 +90,10 @@ def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
     assert more.live.best.step == more.live.state.step == 3, "the first on these rows"
     checkpoint = more.live.checkpoints.latest()
     run = more.live.run
-    begun = run.starting_from(run.base, replace(run.state, measured_on={**ROWS, "content": "other"}), run.is_resumed)
-    assert rolled_back(begun, checkpoint, more.live.state).state.best_metric is None, "nor on the way back"
+    beginning = run.starting_from(
+        run.base, replace(run.state, measured_on={**ROWS, "content": "other"}), run.is_resumed
+    )
+    assert rolled_back(beginning, checkpoint, more.live.state).state.best_metric is None, "nor on the way back"
 
     untouched = run.starting_from(run.base, TrainingState(), run.is_resumed)
     first = {"metric": "loss", "patience": 0, "value": 7.0, "step": 0, "evals_since": 2}
@@ -108,8 +112,8 @@ def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("vocab_size", "is_told"), [(None, True), ("8192", False), ("512", False)])
 def test_room_that_no_token_takes_is_told(vocab_size: str | None, is_told: bool) -> None:
-    named = {} if vocab_size is None else {"vocab_size": vocab_size}
-    config = load("train", {"train_file": "a.txt", "model_preset": "tiny", **named})
+    flags = {} if vocab_size is None else {"vocab_size": vocab_size}
+    config = load("train", {"train_file": "a.txt", "model_preset": "tiny", **flags})
     settings, notes = fitted_vocabulary(config.model, byte_tokenizer(), "auto", True, config.origin)
     assert "vocab_size" not in settings, "nothing is changed"
     assert bool(notes) is is_told

@@ -39,7 +39,7 @@ def configure(tmp_path: Path) -> Configure:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(**flags: object) -> Config:
-        given = {
+        settings = {
             "train_file": path,
             "finetune_from": tmp_path / "base",
             "output_dir": tmp_path / "runs",
@@ -52,7 +52,7 @@ def configure(tmp_path: Path) -> Configure:
             "device": "cpu",
             **flags,
         }
-        return load("dpo", {name: str(value) for name, value in given.items()})
+        return load("dpo", {name: str(value) for name, value in settings.items()})
 
     return make
 
@@ -66,9 +66,9 @@ def begun(config: Config) -> ResolvedRun:
 
 def attach(run: ResolvedRun) -> list[str]:
     """Attach, and give what was told."""
-    told: list[str] = []
-    attach_reference(run, told.append)
-    return told
+    messages: list[str] = []
+    attach_reference(run, messages.append)
+    return messages
 
 
 def stores(tmp_path: Path) -> dict[str, np.ndarray]:
@@ -77,14 +77,16 @@ def stores(tmp_path: Path) -> dict[str, np.ndarray]:
 
 def test_they_are_those_of_the_model_and_only_of_rows_that_are_seen(configure: Configure, tmp_path: Path) -> None:
     begin = begun(configure())
-    told = attach(begin)
-    assert [line.split(":")[0].split(" of ")[-1] for line in told] == ["train rows", "validation rows"]
+    messages = attach(begin)
+    assert [line.split(":")[0].split(" of ")[-1] for line in messages] == ["train rows", "validation rows"]
     model = hf_format.load(tmp_path / "base")
-    seen = set(begin.loader.rows_of_steps(np.arange(3 + LEFT_OUT), BATCH).ravel().tolist())
+    read_rows = set(begin.loader.rows_of_steps(np.arange(3 + LEFT_OUT), BATCH).ravel().tolist())
     values = begin.loader.reference
     assert values is not None and values.shape == (begin.loader.num_rows, 2)
-    assert set(np.flatnonzero(~np.isnan(values).any(1)).tolist()) == seen and len(seen) < begin.loader.num_rows
-    for row in seen:
+    assert (
+        set(np.flatnonzero(~np.isnan(values).any(1)).tolist()) == read_rows and len(read_rows) < begin.loader.num_rows
+    )
+    for row in read_rows:
         batch = begin.loader.batch_of(np.array([row]))
         prompt = torch.from_numpy(batch.input_ids[:, : batch.input_lengths[0]])
         for side in (0, 1):
@@ -100,19 +102,28 @@ def test_what_is_stored_is_not_computed_again(configure: Configure, tmp_path: Pa
     before = stores(tmp_path)
     again = begun(configure(run_name="other"))
     assert attach(again) == [], "the same model and the same data"
+    (file,) = (tmp_path / "cache").glob("reference-*/train.npy")
+    content = file.read_bytes()
+    file.unlink()  # Another run may have mapped it.
+    file.write_bytes(content[:-9])
+    lines = attach(again)
+    assert lines[0] == f"{file}: is damaged, it is made anew" and len(lines) == 2
+    assert np.array_equal(before["train"], stores(tmp_path)["train"], equal_nan=True)
     longer = begun(configure(run_name="longer", max_steps=8))
     assert attach(longer)[0].startswith("reference log-probabilities of train rows")
     after = stores(tmp_path)
-    known = ~np.isnan(before["train"])
+    is_known = ~np.isnan(before["train"])
     assert (
-        np.array_equal(before["train"][known], after["train"][known])
-        and np.isnan(after["train"]).sum() < (~known).sum()
+        np.array_equal(before["train"][is_known], after["train"][is_known])
+        and np.isnan(after["train"]).sum() < (~is_known).sum()
     )
 
 
 def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference_module, "BLOCK_ROWS", 4)
-    begin, write, calls = begun(configure()), ReferenceStore.write, []
+    begin = begun(configure())
+    write = ReferenceStore.write
+    calls: list[np.ndarray] = []
 
     def stop(store: ReferenceStore, rows: np.ndarray, values: np.ndarray) -> None:
         if len(calls) == 2:
@@ -123,8 +134,8 @@ def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monk
     monkeypatch.setattr(ReferenceStore, "write", stop)
     with pytest.raises(KeyboardInterrupt):
         attach(begin)
-    (found,) = stores(tmp_path).values()
-    assert (~np.isnan(found).any(1)).sum() == 8
+    (values,) = stores(tmp_path).values()
+    assert (~np.isnan(values).any(1)).sum() == 8
     monkeypatch.setattr(ReferenceStore, "write", write)
     assert f"{4 + LEFT_OUT * BATCH} to compute" in attach(begin)[0]
 
@@ -132,7 +143,7 @@ def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monk
 def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure, tmp_path: Path) -> None:
     begin = begun(configure())
     attach(begin)
-    begin = dataclasses.replace(begin, config=begin.config.changed(is_keep_training=True))
+    begin = dataclasses.replace(begin, config=begin.config.with_changes(is_keep_training=True))
     save_trained(tmp_path / "base", seed=9)  # changed in place: what is stored is still the reference
     assert attach(begin) == []
     (folder,) = (tmp_path / "cache").glob("reference-*")
@@ -140,21 +151,8 @@ def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure,
     (folder / "train.npy").unlink()
     with pytest.raises(UserError, match="is not the model any more"):
         attach(begin)
-    save_trained(tmp_path / "base")  # as it was
+    save_trained(tmp_path / "base")  # The model is as it was.
     assert len(attach(begin)) == 1
-
-
-def test_a_damaged_reference_is_computed_anew_with_a_note(configure: Configure, tmp_path: Path) -> None:
-    attach(begun(configure()))
-    before = stores(tmp_path)
-    (file,) = (tmp_path / "cache").glob("reference-*/train.npy")
-    for content in (file.read_bytes()[:-9], b""):
-        file.unlink()  # which another run may have mapped
-        file.write_bytes(content)
-        lines = attach(begun(configure()))
-        assert lines[0] == f"{file}: is damaged, it is made anew" and len(lines) == 2
-        after = stores(tmp_path)
-        assert all(np.array_equal(before[name], after[name], equal_nan=True) for name in before)
 
 
 def test_rows_that_have_changed_are_asked_anew_of_the_same_model(configure: Configure, tmp_path: Path) -> None:
@@ -165,8 +163,26 @@ def test_rows_that_have_changed_are_asked_anew_of_the_same_model(configure: Conf
     path = Path(str(config.data.train_file))
     path.write_text(path.read_text().replace("yes,", "no,"))
     fresh = resolved(config, CHOICE, BATCH)
-    fresh = dataclasses.replace(fresh, config=fresh.config.changed(is_keep_training=True))
+    fresh = dataclasses.replace(fresh, config=fresh.config.with_changes(is_keep_training=True))
     assert attach(fresh), "else they would be those of other rows"
     now = json.loads((old.run_dir / RECORD).read_text())
     assert now["folder"] != before["folder"] and now["model"] == before["model"]
     assert attach(fresh) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00v\x00{'descr': (", "other", "half", "longer"])
+def test_damaged_log_probabilities_are_named_and_made_anew(tmp_path: Path, damage: bytes | str) -> None:
+    store = ReferenceStore(tmp_path / "train.npy", 5)
+    store.write(np.array([1]), np.ones((1, 2), np.float32))
+    assert store.unknown().tolist() == [True, False, True, True, True]
+    assert not ReferenceStore(store.path, 5).was_damaged
+    whole = store.path.read_bytes()
+    if damage == "other":
+        np.save(store.path, np.zeros((5, 3), np.float32))
+    else:
+        changed = {"half": whole[:-8], "longer": whole + bytes(8)}
+        store.path.write_bytes(damage if isinstance(damage, bytes) else changed[damage])
+    with pytest.raises(UserError, match=r"train\.npy, is damaged \(.*\); remove it, it is computed anew"):
+        store.unknown()
+    anew = ReferenceStore(store.path, 5)
+    assert anew.was_damaged and anew.unknown().all()

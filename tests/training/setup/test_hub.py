@@ -55,8 +55,8 @@ def test_data_by_address_and_by_name(hub: FakeHub) -> None:
         (folder / f"{split}-00000-of-00001.jsonl").write_text(f'{{"text": "{split}"}}\n')
     (folder.parent / "README.md").write_text("a card")
     contents, refused, mark = call(read)
-    for (spec, _, splits), found in zip(CASES, contents, strict=True):
-        assert found == [f'{{"text": "{split}"}}\n'.encode() for split in splits], spec
+    for (spec, _, splits), content in zip(CASES, contents, strict=True):
+        assert content == [f'{{"text": "{split}"}}\n'.encode() for split in splits], spec
     assert len(refused) == 2
     (folder / "test-00000-of-00001.jsonl").write_text('{"text": "TEST"}\n')
     assert call(read)[2] != mark, "what has changed is prepared anew"
@@ -88,25 +88,14 @@ def test_a_model_is_uploaded_with_its_card_and_nothing_else(
 ) -> None:
     model = tmp_path / "model"
     (model / "checkpoints" / "step_1").mkdir(parents=True)
-    for name in (
-        "config.json",
-        "model.safetensors",
-        CARD_FILE,
-        "run.json",
-        "settings.json",
-        "owner.json",
-        "checkpoints/step_1/x",
-    ):
+    uploaded = {"config.json", "model.safetensors", CARD_FILE}
+    own = {"run.json", "settings.json", "owner.json"}
+    for name in (*uploaded, *own, "checkpoints/step_1/x"):
         (model / name).write_text("---\ntags:\n- t5\n---\n" if name == CARD_FILE else "{}")
     create_repository("mine")
     push("mine", model)
-    there = {path.name for path in hub.repository("me/mine").rglob("*")}
-    assert there >= {"config.json", "model.safetensors", CARD_FILE} and not there & {
-        "run.json",
-        "settings.json",
-        "owner.json",
-        "x",
-    }
+    names = {path.name for path in hub.repository("me/mine").rglob("*")}
+    assert names >= uploaded and not names & {*own, "x"}
     with pytest.raises(UserError, match=r"--push_to_hub = other/mine, .*403"):
         create_repository("other/mine")
 

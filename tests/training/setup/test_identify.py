@@ -54,11 +54,11 @@ def test_where_the_system_would_kill_while_torch_is_loaded_it_is_refused_before(
     with pytest.raises(DoesNotFit, match=r"ulimit -v, 800\.0 MiB, does not hold the addresses"):
         check_torch_can_load(config.run, config.memory.memory_budget)
     monkeypatch.setattr("training.setup.identify._address_limit", lambda: None)
-    named = replace(killing, binding=FLAG, margin_bytes=0)
-    monkeypatch.setattr("training.setup.identify.host_budget", lambda *asked: named)
-    with ExitStack() as held, pytest.raises(UserError, match="no such file"):
+    named_budget = replace(killing, binding=FLAG, margin_bytes=0)
+    monkeypatch.setattr("training.setup.identify.host_budget", lambda *asked: named_budget)
+    with ExitStack() as resources, pytest.raises(UserError, match="no such file"):
         check_torch_can_load(config.run, config.memory.memory_budget)
-        prepare_run(config, held)
+        prepare_run(config, resources)
 
 
 @pytest.mark.parametrize("length", [121, 300])
@@ -69,8 +69,8 @@ def test_a_name_that_is_too_long_leaves_nothing(tmp_path: Path, length: int, goe
     runs.mkdir()
     flags = {"train_file": "missing.txt", "run_name": "x" * length, "is_keep_training": goes_on}
     config = load("train", {**flags, "output_dir": str(runs), "log_dir": str(logs)})
-    told = "has no run to resume" if goes_on == "True" else f"--run_name = x.*{length} characters.*allowed: 120"
-    with ExitStack() as held, pytest.raises(UserError, match=told):
+    problem = "has no run to resume" if goes_on == "True" else f"--run_name = x.*{length} characters.*allowed: 120"
+    with ExitStack() as resources, pytest.raises(UserError, match=problem):
         check_torch_can_load(config.run, config.memory.memory_budget)
-        prepare_run(config, held)
+        prepare_run(config, resources)
     assert not any(runs.iterdir()) and not logs.exists()

@@ -54,7 +54,7 @@ def begin(processor_class: object, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def changed(begin: Opened, **settings: object) -> Opened:
     run, data = begin
-    return replace(run, config=run.config.changed(**settings)), data
+    return replace(run, config=run.config.with_changes(**settings)), data
 
 
 def plan_of(begin: Opened, budget: int, base: int = BASE, may_probe: bool = False) -> Any:
@@ -63,24 +63,28 @@ def plan_of(begin: Opened, budget: int, base: int = BASE, may_probe: bool = Fals
     return planning.plan_here(run, data, planning.look_ahead(run, data, limits), limits, base).plan
 
 
-def measured(bytes_above: int) -> Any:
-    asked: list[ProbeRequest] = []
+class Probe:
+    """Stands for the child that measures a plan, and remembers what it was asked to measure."""
 
-    def probe(request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
-        asked.append(request)
-        return ProbeResult(BASE, {"step": BASE + bytes_above}, 0.1, 1.0)
+    def __init__(self, bytes_above: int = 0, failed: str = "") -> None:
+        self.requests: list[ProbeRequest] = []
+        self.result = ProbeResult(BASE, {"step": BASE + bytes_above}, 0.1, 1.0)
+        if failed:
+            self.result = ProbeResult(failed=failed)
 
-    probe.asked = asked  # type: ignore[attr-defined]
-    return probe
+    def __call__(self, request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
+        self.requests.append(request)
+        return self.result
 
 
-def test_a_plan_becomes_what_was_measured(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_becomes_what_was_Probe(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = changed(begin, probe=True)
-    monkeypatch.setattr(planning, "probe", measured(150 * MIB))
-    plain, probed = plan_of(begin, GIB), plan_of(begin, GIB, may_probe=True)
+    monkeypatch.setattr(planning, "probe", Probe(150 * MIB))
+    plain = plan_of(begin, GIB)
+    probed = plan_of(begin, GIB, may_probe=True)
     assert probed.choice == plain.choice
     assert probed.unprobed_peak_bytes == plain.peak_bytes
-    assert BASE + 150 * MIB <= probed.peak_bytes <= 1.03 * (BASE + 150 * MIB)  # with room for later steps
+    assert BASE + 150 * MIB <= probed.peak_bytes <= 1.03 * (BASE + 150 * MIB)  # Later steps may take more.
     assert any("probe" in reason for reason in probed.reasons)
 
 
@@ -94,33 +98,28 @@ def test_a_plan_that_was_measured_is_kept_where_a_saving_is_named(
     budget = whole.peak_bytes - 8 * MIB
     plain = plan_of(begin, budget, base)
     assert plain.choice != whole.choice
-    probe = measured(int(0.8 * plain.peak_bytes))  # so much less than planned that the larger way would fit
+    probe = Probe(int(0.8 * plain.peak_bytes))  # By this, the larger plan would fit.
     monkeypatch.setattr(planning, "probe", probe)
     assert plan_of(begin, budget, base, may_probe=True).choice == plain.choice
-    assert len(probe.asked) == 1
+    assert len(probe.requests) == 1
 
 
 def test_auto_probes_near_the_budget_alone(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = measured(60 * MIB)
+    probe = Probe(60 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
     plain = plan_of(begin, GIB, may_probe=True)
-    assert not probe.asked and plain.unprobed_peak_bytes is None
+    assert not probe.requests and plain.unprobed_peak_bytes is None
     near = plain.peak_bytes + BASE + MIB  # the child fits beside this process
     monkeypatch.setattr(planning, "PROBE_FROM", 0.9 * plain.peak_bytes / near)
     plan_of(begin, near, may_probe=True)
-    assert len(probe.asked) == 1
+    assert len(probe.requests) == 1
     begin = changed(begin, probe=False)
     plan_of(begin, near, may_probe=True)
-    assert len(probe.asked) == 1
+    assert len(probe.requests) == 1
 
 
 def test_a_probe_keeps_to_the_budget(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[ProbeRequest] = []
-
-    def probe(request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
-        asked.append(request)
-        return ProbeResult(failed="not run")
-
+    probe = Probe(failed="not run")
     monkeypatch.setattr(planning, "probe", probe)
     begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12, gradient_checkpointing=True)
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
@@ -128,24 +127,24 @@ def test_a_probe_keeps_to_the_budget(begin: Opened, monkeypatch: pytest.MonkeyPa
     budget = plain.peak_bytes + MIB
     chosen = plan_of(begin, budget, base, may_probe=True)
     assert chosen.choice == plain.choice
-    (request,) = asked
+    (request,) = probe.requests
     assert request.choice != plain.choice
-    assert request.choice == plan_of(begin, budget - base, base).choice  # what fits beside this process
+    assert request.choice == plan_of(begin, budget - base, base).choice  # It fits beside this process.
     assert 0 < request.host_bytes <= budget - base
 
 
 def test_a_probe_that_fits_nowhere_is_told(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = measured(60 * MIB)
+    probe = Probe(60 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
     begin = changed(begin, probe=True)
-    told = plan_of(begin, plan_of(begin, GIB).peak_bytes, may_probe=True)
-    assert not probe.asked
-    assert any(reason.startswith("not probed") for reason in told.reasons)
+    unprobed = plan_of(begin, plan_of(begin, GIB).peak_bytes, may_probe=True)
+    assert not probe.requests
+    assert any(reason.startswith("not probed") for reason in unprobed.reasons)
 
 
 def test_a_killed_probe_asks_for_a_smaller_plan(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12)
-    monkeypatch.setattr(planning, "probe", lambda request, cache_dir=None: ProbeResult(failed=KILLED))
+    monkeypatch.setattr(planning, "probe", Probe(failed=KILLED))
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
     plain = plan_of(begin, GIB, base)
     try:
@@ -157,11 +156,11 @@ def test_a_killed_probe_asks_for_a_smaller_plan(begin: Opened, monkeypatch: pyte
 
 def test_a_run_is_measured_once(begin: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
-    asked: list[object] = []
-    monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: float(asked.append(dtype) or 1e10))
+    requests: list[object] = []
+    monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: float(requests.append(dtype) or 1e10))
     for _ in range(2):
         planning.look_ahead(*begin, PLENTY)
-    assert len(asked) == 2, "two dtypes, once"
+    assert len(requests) == 2, "two dtypes, once"
 
 
 @pytest.mark.parametrize("binding", [FLAG, "available RAM"])

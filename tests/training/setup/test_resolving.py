@@ -16,7 +16,7 @@ from settings.declared import Config
 from settings.fields import AUTO
 from settings.loading import load
 from tests.data.loaders import loader_of
-from training.setup.resolving import Rows, resolve
+from training.setup.resolving import RunRows, resolve
 
 MACHINE = Machine(2 * GIB, 16 * GIB)
 SMALL = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1}
@@ -47,8 +47,8 @@ def values_of(thing: Any) -> list[Any]:
 
 def test_nothing_decided_is_auto(config: Config) -> None:
     prepare(config)
-    spec = resolve(config, MACHINE, Rows.known(config, MACHINE))
-    parts = [getattr(spec, member.name) for member in dataclasses.fields(spec) if member.name != "asked"]
+    spec = resolve(config, MACHINE, RunRows.known(config, MACHINE))
+    parts = [getattr(spec, member.name) for member in dataclasses.fields(spec) if member.name != "config"]
     assert not [value for value in values_of(parts) if isinstance(value, str) and value == AUTO]
     decided = spec.settings.train
     assert AUTO not in (decided.max_steps, decided.learning_rate, decided.warmup_steps, decided.eval_steps)
@@ -57,14 +57,16 @@ def test_nothing_decided_is_auto(config: Config) -> None:
 
 def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
     """What the command plan looks up by itself is what a run has in its hands."""
-    assert resolve(config, MACHINE, Rows.known(config, MACHINE)).rows.sample is not None
-    made = prepare(config)
-    train, validation = (loader_of(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
-    planned = resolve(config, MACHINE, Rows.known(config, MACHINE))
+    assert resolve(config, MACHINE, RunRows.known(config, MACHINE)).rows.sample is not None
+    prepared = prepare(config)
+    train, validation = (
+        loader_of(split, prepared.objective, config) for split in (prepared.train_dir, prepared.validation_dir)
+    )
+    planned = resolve(config, MACHINE, RunRows.known(config, MACHINE))
     batch = planned.counted.effective_batch_size
     steps = range(planned.counted.max_steps)
     eval_rows = config.train.eval_rows
-    ahead = Rows.ahead(made, train, validation, steps, effective_batch_size=batch, eval_rows=eval_rows)
+    ahead = RunRows.ahead(prepared, train, validation, steps, effective_batch_size=batch, eval_rows=eval_rows)
     run = resolve(config, MACHINE, ahead)
     assert (planned.plan, planned.steps) == (run.plan, run.steps)
     assert (
@@ -74,7 +76,7 @@ def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
 
 def test_a_run_that_goes_on_has_as_many_steps(config: Config) -> None:
     prepare(config)
-    first = resolve(config, MACHINE, Rows.known(config, MACHINE))
+    first = resolve(config, MACHINE, RunRows.known(config, MACHINE))
     machine = dataclasses.replace(MACHINE, budget_bytes=GIB)
     later = resolve(first.settings, machine, first.rows, done=3, earlier=first.plan.choice)
     assert later.steps == first.steps and later.plan.choice == first.plan.choice
@@ -83,11 +85,11 @@ def test_a_run_that_goes_on_has_as_many_steps(config: Config) -> None:
 
 def test_rows_that_are_not_prepared_are_like_a_sample_of_them(config: Config) -> None:
     """With a margin where the sample may miss something; here it is all there is."""
-    sampled = resolve(config, MACHINE, Rows.known(config, MACHINE))
+    sampled = resolve(config, MACHINE, RunRows.known(config, MACHINE))
     prepare(config)
-    known = resolve(config, MACHINE, Rows.known(config, MACHINE))
+    of_run = resolve(config, MACHINE, RunRows.known(config, MACHINE))
     assert (sampled.rows.source_tokens, sampled.rows.target_tokens) == (45, 10)
-    assert (sampled.rows.held_out, known.rows.held_out) == (1, 2)
-    assert known.rows.count is not None and sampled.rows.count == pytest.approx(known.rows.count, rel=0.05)
-    assert 0 <= sampled.plan.peak_bytes - known.plan.peak_bytes < known.plan.peak_bytes / 50
-    assert sampled.steps == known.steps
+    assert (sampled.rows.held_out, of_run.rows.held_out) == (1, 2)
+    assert of_run.rows.count is not None and sampled.rows.count == pytest.approx(of_run.rows.count, rel=0.05)
+    assert 0 <= sampled.plan.peak_bytes - of_run.plan.peak_bytes < of_run.plan.peak_bytes / 50
+    assert sampled.steps == of_run.steps

@@ -26,16 +26,16 @@ from training.processes.group import Group
 from training.report.run_files import SETTINGS_FILE
 from training.saved_model import SavedModel
 from training.setup.commit import warnings_of
-from training.setup.identify import Identity, identify, lock_and_clean
+from training.setup.identify import Identity, claim_run, identify
 from training.setup.machine import unlike_processors
-from training.setup.resuming import goes_on, resumed_config, unused_places
+from training.setup.resuming import resumed_config, run_to_resume, unused_places
 from training.setup.schedules import Steps
 
 
 def saved_run(folder: Path, max_steps: int | None = None, **settings: Any) -> Path:
     """A run's folder as an earlier start has left it, which may have decided on its steps."""
     config = load("train", {"train_file": "a.txt", "output_dir": str(folder), "run_name": "r", **settings})
-    config = config if max_steps is None else config.changed(max_steps=max_steps)
+    config = config if max_steps is None else config.with_changes(max_steps=max_steps)
     return create_run(folder, "r", "pretrain", fill=lambda made: config.save(made / SETTINGS_FILE))
 
 
@@ -45,19 +45,19 @@ def now(folder: Path, **flags: Any) -> Config:
 
 @pytest.mark.parametrize(
     ("wish", "exists", "expected"),
-    [("False", True, False), ("auto", False, False), ("auto", True, True), ("True", False, True)],
+    [("False", True, False), ("auto", False, False), ("auto", True, True), ("True", True, True)],
 )
 def test_the_same_command_goes_on_with_its_run(tmp_path: Path, wish: str, exists: bool, expected: bool) -> None:
     if exists:
         saved_run(tmp_path)
     config = now(tmp_path, is_keep_training=wish)
-    assert goes_on(config.run, config.train.is_keep_training) is expected
+    assert (run_to_resume(config.run, config.train.is_keep_training) is not None) is expected
 
 
 def identified(config: Config) -> Identity:
     """The run that this start would train."""
-    with ExitStack() as held:
-        return identify(config, held, Group())
+    with ExitStack() as resources:
+        return identify(config, resources, Group())
 
 
 @pytest.mark.parametrize("flags", [{"overwrite": "True"}, {"is_keep_training": "False"}, {"run_name": "auto"}])
@@ -124,13 +124,13 @@ def test_a_shape_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
 
 
 def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
-    theirs = {
+    their_places = {
         "log_dir": "/theirs/logs",
         "weights_dir": "/theirs/weights",
         "cache_dir": "/theirs/cache",
         "seed": "7",
     }
-    run_dir = saved_run(tmp_path / "runs", **theirs)
+    run_dir = saved_run(tmp_path / "runs", **their_places)
     saved = json.loads((run_dir / SETTINGS_FILE).read_text())
     (run_dir / SETTINGS_FILE).write_text(json.dumps({**saved, "output_dir": "/theirs/runs", "run_name": "../up"}))
     config = now(tmp_path / "runs", cache_dir="mine")
@@ -138,8 +138,8 @@ def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     assert (resumed.run.output_dir, resumed.run.run_name) == (str(tmp_path / "runs"), "r")
     assert (resumed.run.log_dir, resumed.memory.weights_dir, resumed.data.cache_dir) == ("logs", AUTO, "mine")
     assert resumed.data.train_file == "a.txt" and resumed.run.seed == 7, "what defines the run is the run's"
-    told = unused_places(config.as_dict(), config.given, run_dir)
-    assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "/theirs/weights" in told[0] + told[1]
+    notes = unused_places(config.as_dict(), config.given, run_dir)
+    assert len(notes) == 2 and "log_dir = logs" in notes[0] + notes[1] and "/theirs/weights" in notes[0] + notes[1]
 
 
 def test_a_run_of_another_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -178,19 +178,19 @@ def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine" / ".tmp-step_00000001").mkdir(parents=True)
     (run_dir / "checkpoints").symlink_to(tmp_path / "mine")
     with RunLock() as lock, pytest.raises(UserError, match="checkpoints is a link"):
-        lock_and_clean(tmp_path / "runs", "r", 1, lock)
+        claim_run(now(tmp_path / "runs", is_keep_training="True"), None, lock)
     assert (tmp_path / "mine" / ".tmp-step_00000001").is_dir()
 
 
 def warned(base: Path | None = None, storage: str = "float32", **flags: str) -> list[str]:
     """What is told of a run whose weights are kept in `storage`, by the flags to type instead."""
-    asked = replace(load("train", {"train_file": "a.jsonl", **flags}), model=SHAPE)
+    config = replace(load("train", {"train_file": "a.jsonl", **flags}), model=SHAPE)
     plan = SimpleNamespace(choice=SimpleNamespace(storage=storage))
-    steps = Steps.of(asked.train, asked.model, asked.lora, asked.task, 16, 1600)
-    spec = SimpleNamespace(asked=asked, plan=plan, counted=steps)
+    steps = Steps.of(config.train, config.model, config.lora, config.task, 16, 1600)
+    spec = SimpleNamespace(config=config, plan=plan, counted=steps)
     start = None if base is None else SavedModel.read(base)
-    run: Any = SimpleNamespace(config=asked, base=base, start=start, is_resumed=False, spec=spec)
-    return [re.findall(r"--[a-z_]+=", told)[0] for told in warnings_of(run)]
+    run: Any = SimpleNamespace(config=config, base=base, start=start, is_resumed=False, spec=spec)
+    return [re.findall(r"--[a-z_]+=", notes)[0] for notes in warnings_of(run)]
 
 
 def test_what_nobody_has_asked_for_is_told(tmp_path: Path) -> None:
@@ -217,5 +217,5 @@ def test_processors_that_are_not_alike_are_told(monkeypatch: pytest.MonkeyPatch)
     alone, device = Group(), devices.pick("cpu")
     assert unlike_processors(device, alone) == []
     monkeypatch.setattr(alone, "gather", lambda processor: [processor, "another"])
-    (told,) = unlike_processors(device, alone)
-    assert "ATEN_CPU_CAPABILITY=avx2 on all machines" in told
+    (notes,) = unlike_processors(device, alone)
+    assert "ATEN_CPU_CAPABILITY=avx2 on all machines" in notes

@@ -47,21 +47,24 @@ def test_inverse_square_root_is_t5s() -> None:
 
 
 def test_one_cycle_is_torchs() -> None:
-    steps, warmup, peak = 40, 10, 3e-3
+    steps = 40
+    warmup = 10
+    peak = 3e-3
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=steps, pct_start=warmup / steps)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=steps, pct_start=warmup / steps)
     for step in range(1, steps + 1):
         ours = learning_rate(step, schedule="one_cycle", peak=peak, warmup_steps=warmup, max_steps=steps)
-        assert ours == pytest.approx(theirs.get_last_lr()[0], rel=1e-9), step
+        assert ours == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9), step
         optimizer.step()
         if step < steps:
-            theirs.step()
+            scheduler.step()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
     """The size of weights whose steps go with it, each in a direction of its own."""
-    steps, warmup = 20_000, 200
+    steps = 20_000
+    warmup = 200
     peak = long_run_rate(schedule, warmup, steps)
     rates = [
         learning_rate(at, schedule=schedule, peak=peak, warmup_steps=warmup, max_steps=steps)
@@ -86,13 +89,16 @@ def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
         ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-small"}, 1.75e-3),
         ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-3b"}, 1e-3),
         ({"is_finetune": True, "finetune_from": "folder"}, 1.3e-2),  # small ones have to move further
-        ({"finetune_from": "folder", "model_preset": "t5-small"}, 1.75e-3),  # what it learns next does not matter
+        (
+            {"finetune_from": "folder", "model_preset": "t5-small"},
+            1.75e-3,
+        ),  # Whatever it learns next, it has learnt before.
         ({"finetune_from": "folder", "lora_rank": 8}, 1e-2),
         ({"is_finetune": True, "finetune_from": None}, 2e-2),  # random weights, whatever they learn
     ],
 )
 def test_the_rate_that_nobody_named(flags: dict[str, Any], rate: float) -> None:
     preset = {"model_preset": flags.pop("model_preset", "tiny")}
-    config = load("train", {"train_file": "x", **preset}).changed(**flags)
+    config = load("train", {"train_file": "x", **preset}).with_changes(**flags)
     steps = Steps.of(config.train, config.model, config.lora, config.task, 8, 100)
     assert steps.learning_rate == pytest.approx(rate, rel=0.01)
