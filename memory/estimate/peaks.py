@@ -10,6 +10,7 @@ Shapes: N source and M target tokens of a micro-batch, D d_model, F d_ff, V voca
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -334,10 +335,20 @@ class StepEstimate:
         learns = self._work.learns
         is_held = self._has_all_gradients or self._choice.hold_gradients
         if is_held and self._updates_together:
-            table = learns["total"]
+            table = min(learns["total"], max(table, self._largest_form()))
         update = self._update_bytes(min(self._most_updated, table))
         of_blocks = learns["total"] - learns["embedding"] - learns["head"]
         return {"gradients": self._gradients(0, of_blocks), "one update": update}
+
+    def _largest_form(self) -> int:
+        """Weights of all matrices of blocks that have the shape of which there are most: they are updated together."""
+        model = self._work.model
+        layers = {ENCODER: model.num_layers, DECODER: model.num_decoder_layers}
+        weights = Counter[tuple[int, ...]]()
+        for stack in stacks_of(model):
+            for shape in self._work.block_matrices[stack]:
+                weights[tuple(shape)] += layers[stack] * math.prod(shape)
+        return max(weights.values())
 
     # --- Parts of several phases
 

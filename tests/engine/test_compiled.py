@@ -14,7 +14,7 @@ from devices.kernels import calls
 from devices.threads import use_threads
 from devices.torch_compiler import why_not_for_cpu
 from engine.compiled import compile_parts, compiler_failure
-from memory.estimate.blocks import Block as PlannedBlock
+from memory.estimate.blocks import BlockEstimate as PlannedBlock
 from memory.estimate.shapes import Tokens
 from model.block_parts import BlockParts, dropped, place_dropout_keys, run_block
 from model.dropout import Dropout
