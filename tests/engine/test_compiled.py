@@ -16,9 +16,9 @@ from devices.torch_compiler import why_not_for_cpu
 from engine.compiled import compile_parts, compiler_failure
 from memory.estimate.blocks import BlockEstimate as PlannedBlock
 from memory.estimate.shapes import Tokens
-from model.block_parts import BlockParts, dropped, place_dropout_keys, run_block
+from model.block_parts import BlockParts, place_dropout_keys, run_block
 from model.dropout import Dropout
-from model.rows import dense_sides, side_by_side
+from model.rows import dense_sides
 from tests.engine.small_models import (
     Rectangle,
     assert_near,
@@ -68,26 +68,7 @@ def test_recomputed_blocks_drop_what_they_dropped_and_steps_of_any_length_run_th
             rectangle_gradients(compiled, Rectangle(rows, source, target))
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_a_share_of_the_elements_is_dropped(rate: float) -> None:
-    rows = side_by_side((64,) * 8, torch.arange(8) * 7919)
-    block = small_model().decoder.blocks[1]
-    keys = place_dropout_keys(rows, [block.site], block.is_decoder, torch.device("cpu"))[0]
-    masks = [dropped(torch.ones(2048, 256), keys, number, rate) > 0 for number in range(4)]
-    for mask in masks:
-        assert abs(1 - rate - mask.float().mean()) < 0.003
-        for dim in (0, 1):  # They are as far from the mean as independent draws would be.
-            deviation = (mask.float().mean(dim) - 1 + rate).std() * (mask.shape[dim] / rate / (1 - rate)) ** 0.5
-            assert 0.8 < deviation < 1.2
-        for shift in (1, 256):
-            shifted = mask.flatten().roll(shift).view_as(mask)
-            both = (mask & shifted).float().mean()
-            assert abs(both - (1 - rate) ** 2) < 0.004
-    together = (masks[0] & masks[1]).float().mean()
-    assert abs(together - (1 - rate) ** 2) < 0.004
-
-
-@pytest.mark.parametrize(("family", "rate"), [("t5", 0.1), ("t5-v1.1", 0.0)])
+@pytest.mark.parametrize(("family", "rate"), [("t5-v1.1", 0.1)])
 def test_a_block_saves_what_is_planned(family: str, rate: float) -> None:
     model = small_model(family, d_model=64, d_kv=16, d_ff=192)
     lengths = ((64, 32),) * 8

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.optimizer_in_backward import OptimizerInBackward
-from engine.optimizers import OPTIMIZERS, Step
 from engine.weights import weight_store_for
 from model import hf_format
 from model.lora.adapter import adapters_of, add_adapters
@@ -92,18 +90,3 @@ def test_dropout_of_adapters_does_not_depend_on_recompute_nor_if_compiled_on_mic
     evaluated = blockwise_of(model, 0, store).loss(micro_batches).item()
     model.adapter_dropout = 0.0
     assert evaluated == blockwise_of(model, 0, store).loss(micro_batches).item(), "evaluation never drops"
-
-
-def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
-    model = adapted("t5-v1.1", "int8", "q,v", tmp_path)
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    optimizer = OPTIMIZERS["adamw"](trained)
-    update = OptimizerInBackward(optimizer)
-    update.begin(Step(1, 1e-2))
-    store = weight_store_for(torch.int8, torch.float32, (model.embedding, model.output_weight))
-    micro_batches = Rectangle().micro_batches(model, CUTS["one"])
-    update.finish(blockwise_of(model, 0, store).gradients(micro_batches, 20, update))
-    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
-    assert moved == set(trained) and all(weight.grad is None for weight in model.parameters())
-    assert {key.rpartition("/")[0] for key in optimizer.state} == set(trained)

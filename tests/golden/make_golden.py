@@ -3,8 +3,8 @@
     python tests/golden/make_golden.py [FAMILY ...]
 
 Each folder holds a checkpoint as transformers writes it, and `expected.safetensors`: inputs, logits, loss, the gradient
-of every weight, and greedy answers. `tests/model/test_golden.py` compares ours with them, so that the default tests
-need no transformers; its slow twin builds the same models afresh with another seed.
+of every weight, and greedy answers. `tests/model/test_golden.py` compares ours with them, so that the tests
+need no transformers.
 """
 
 from __future__ import annotations

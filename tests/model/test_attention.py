@@ -1,4 +1,4 @@
-"""Attention by torch's operations against its definition in float64; the bias; which rows go together."""
+"""Attention by torch's operations against its definition in float64."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from devices.base import CUDA, HOST, MPS, override_traits, placed_together
-from model.attention import PositionBias, attend
-from model.dense_attention import BiasMatrix, tiles
+from devices.base import CUDA, HOST, override_traits
+from model.attention import attend
+from model.dense_attention import BiasMatrix
 from model.dropout import Dropout
-from model.row_groups import padded_size, share_out
 from model.rows import Rows, dense_sides
-from tests.engine.small_models import relative_error, small_model
+from tests.engine.small_models import relative_error
 from tests.measuring import in_child
 
 lengths = st.lists(st.integers(1, 13) | st.integers(1, 70), min_size=1, max_size=7)
@@ -79,7 +78,7 @@ def check(rows: tuple[Tensor, ...], expected: list[Tensor], leaves: list[Tensor]
     torch.testing.assert_close(gradients(rows, leaves), gradients(expected, leaves), rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     sources=lengths,
     kind=st.sampled_from(KINDS),
@@ -135,9 +134,9 @@ def fused_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any, **
     )
 
 
-@pytest.mark.parametrize("scores", [1000, 10**6])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sources", [[16, 16], [40, 8]])
+@pytest.mark.parametrize(
+    ("sources", "kind", "scores"), [([16, 16], "cross", 10**6), ([40, 8], "causal", 1000), ([40, 8], "self", 10**6)]
+)
 def test_the_fused_kernel_is_given_what_it_takes(
     sources: list[int], kind: str, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,77 +171,3 @@ print(measure(lambda: work(1024)), measure(lambda: work(4096)))
     scores = 4 * 4096**2 * 4  # bytes of one full score matrix in fp32
     assert long < scores / 5
     assert long - short < scores / 10
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(sources=lengths, answers=st.sampled_from([1, 2]), scores=st.sampled_from([1, 500, 10**4, 10**7]))
-def test_each_row_is_in_one_group_and_the_scores_keep_to_their_size(
-    sources: list[int], answers: int, scores: int
-) -> None:
-    *_, rows = draw("cross", sources, answers)
-    for side in rows:
-        assert sorted(row for group in side.groups for row in group.rows) == list(range(len(side.lengths)))
-        assert all(group.width % 8 == 0 for group in side.groups)
-    ends = [0, 0]
-    for tile in tiles(rows, 2, scores):
-        assert [tile.first_query, tile.first_key] == ends
-        ends = [ends[0] + tile.rows * tile.num_queries, ends[1] + tile.rows * tile.num_keys]
-        size = 2 * tile.rows * tile.block * tile.num_keys
-        assert size <= scores or (tile.rows == 1 and tile.block <= 16)
-    assert ends == [side.num_tokens - side.filler for side in rows]
-
-
-@pytest.mark.parametrize("count", [8, 300])
-def test_ragged_rows_are_padded_by_a_third_at_most(count: int) -> None:
-    generator = torch.Generator().manual_seed(count)
-    sources = tuple(torch.randint(24, 513, (count,), generator=generator).tolist())
-    for targets in (sources, tuple(length // 4 for length in sources)):
-        sides = dense_sides(sources, targets, torch.zeros(count))
-        assert len(sides[0].groups) == len(sides[1].groups) <= 8
-        assert sum(side.num_tokens for side in sides) < 1.35 * (sum(sources) + sum(targets))
-    assert share_out([[512] * count, [114] * count]) == [tuple(range(count))]
-    assert len({padded_size(tokens) for tokens in range(1024, 4096)}) <= 33, "products meet few sizes"
-
-
-def test_the_bias_and_its_gradient_on_a_gpu_are_those_of_the_cpu() -> None:
-    module = PositionBias(small_model().config, bidirectional=False)
-    torch.nn.init.normal_(module.table, generator=torch.Generator().manual_seed(0))
-    results = []
-    for traits in (HOST, MPS):
-        module.table.grad = None
-        with override_traits("cpu", traits):
-            bias = module(30)
-            visible = bias.tril()
-            visible.masked_fill(visible.isinf(), 0.0).mul(torch.linspace(-1, 1, 30)).sum().backward()
-        results.append((bias.detach(), module.table.grad.clone()))
-    (host, host_grad), (gpu, gpu_grad) = results
-    assert host.shape == (4, 30, 30) and torch.equal(host, gpu)
-    torch.testing.assert_close(host_grad, gpu_grad, rtol=1e-5, atol=1e-5)
-
-
-def test_a_matrix_of_a_long_row_is_never_formed() -> None:
-    module = PositionBias(small_model().config, bidirectional=True)
-    with override_traits("cpu", replace(MPS, scores=4 * 30**2)):
-        assert module(30).shape == (4, 30, 30) and module(31).shape == (4, 61)
-
-
-def test_buckets_that_a_failed_pass_has_not_sent_are_sent_again() -> None:
-    module = PositionBias(small_model().config, bidirectional=False).to("meta")
-    with override_traits("meta", MPS):
-        with pytest.raises(MemoryError), placed_together():
-            module.place_buckets(30)
-            raise MemoryError
-        assert module(30).shape == (4, 30, 30)
-
-
-def test_bf16_is_near_fp32() -> None:
-    leaves, _, rows = draw("self", [40, 33, 8], width=8)
-    grad = torch.randn(leaves[0].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    no_drop = Dropout(0.0, rows[0])
-    expected = torch.autograd.grad(attend(*leaves, rows, False, no_drop), leaves, grad)
-    narrow = [
-        *(x.detach().bfloat16().requires_grad_() for x in leaves[:3]),
-        leaves[3].detach().float().requires_grad_(),
-    ]
-    grads = torch.autograd.grad(attend(*narrow, rows, False, no_drop), narrow, grad.bfloat16())
-    assert all(relative_error(*pair) < 0.03 for pair in zip(grads, expected, strict=True))

@@ -88,22 +88,3 @@ def test_outputs_and_gradients_are_those_of_the_formula(
     tolerance = 2e-6 if dtype == torch.float32 else 3e-2
     for mine, its in zip([out, *(x.grad for x in ours)], [expected, *(x.grad for x in peer)], strict=True):
         assert (mine.double() - its).abs().max() <= tolerance * its.abs().max()
-
-
-def test_threads_change_no_bit() -> None:
-    generator = torch.Generator().manual_seed(2)
-    rows = Rows((20, 3, 140, 60, 9, 200), torch.arange(6), 4)
-    tensors = [torch.randn(rows.num_tokens, HEADS, WIDTH, generator=generator).bfloat16() for _ in range(4)]
-    bias, threads = torch.randn(HEADS, 399, generator=generator), torch.get_num_threads()
-    result = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            leaves = [x.clone().requires_grad_() for x in (*tensors[:3], bias)]
-            out = attend(*leaves, (rows, rows), False, Dropout(0.1, rows))
-            out.backward(tensors[3])
-            result.append([out, *(leaf.grad for leaf in leaves)])
-    finally:
-        torch.set_num_threads(threads)
-    for other_rows in result[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(result[0], other_rows, strict=True))

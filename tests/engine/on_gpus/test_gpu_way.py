@@ -5,26 +5,17 @@ order.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from data.batches.collate import Row, collate
 from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
-from devices.cpu import CpuDevice
-from engine.blockwise import Objective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.step import Engine, NotFinite
-from memory.estimate.workload import ExecutionPlan
-from model.embedding_gradients import TokenSums, add_token_gradients
 from model.loss import LossSettings
 from model.t5 import T5
 from tests.engine.small_models import (
     Rectangle,
-    Spoiled,
     assert_near,
     blockwise_of,
     rectangle_gradients,
@@ -33,9 +24,6 @@ from tests.engine.small_models import (
 )
 
 CUDA = replace(CUDA, is_fused=False)  # A CPU has none of its kernels.
-DRAW = np.random.default_rng(0)
-ROWS = [Row(DRAW.integers(2, 61, 9 + index), DRAW.integers(2, 61, 5), index) for index in range(4)]
-BATCH = collate(ROWS, 0)
 GPUS = {"cuda": CUDA, "mps": MPS}
 
 
@@ -86,72 +74,3 @@ def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str) -
     most = 1e-5 if dtype == torch.float32 else 2e-3
     for ours, expected in zip(run(small), run(HOST), strict=True):
         assert relative_error(ours, expected) < most
-
-
-def test_a_state_that_was_saved_goes_on_on_a_gpu(tmp_path: Path) -> None:
-    from training.checkpoints.content import OPTIMIZER_FILE, STATE, load_optimizer, write_safetensors
-
-    def steps(optimizer, weights, numbers):  # type: ignore[no-untyped-def]
-        for number in numbers:
-            for index, weight in enumerate(weights):
-                generator = torch.Generator().manual_seed(100 * number + index)
-                weight.grad = torch.randn(weight.shape, generator=generator)
-            for group in optimizer.groups(weights):
-                optimizer.update(group, Step(number, 0.01))
-
-    with override_traits("cpu", CUDA):
-        whole = small_model()
-        parts = small_model()
-        steps(OPTIMIZERS["adafactor"](dict(whole.named_parameters())), list(whole.parameters()), range(1, 6))
-        first = OPTIMIZERS["adafactor"](dict(parts.named_parameters()))
-        steps(first, list(parts.parameters()), range(1, 4))
-        (tmp_path / STATE).mkdir()
-        write_safetensors(first.state, tmp_path / STATE / OPTIMIZER_FILE)
-        second = OPTIMIZERS["adafactor"](dict(parts.named_parameters()))
-        load_optimizer(tmp_path, second)
-        steps(second, list(parts.parameters()), range(4, 6))
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
-
-
-def engine_of(max_grad_norm: float, objective: Objective | None = None) -> Engine:
-    model = small_model()
-    plan = ExecutionPlan(4, 1, 1, 99, 4, "float32", "float32", 1 << 20)
-    update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())), max_grad_norm)
-    return Engine(blockwise_of(model, 99, objective=objective), update, CpuDevice(), plan)
-
-
-@pytest.mark.parametrize("max_grad_norm", [0.0, 1e-3])
-def test_steps_have_the_losses_of_the_cpu(max_grad_norm: float) -> None:
-    losses = []
-    for traits in (HOST, CUDA):
-        with override_traits("cpu", traits):
-            engine = engine_of(max_grad_norm)
-            losses.append([engine.step(Step(number, 0.01), [BATCH], BATCH.num_labels).loss for number in range(1, 4)])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0][2] < losses[0][0]
-
-
-@pytest.mark.parametrize("spoiled", [Spoiled(loss=torch.nan), Spoiled(gradient=torch.nan)])
-def test_clipped_gradients_are_looked_at_before_any_is_applied(spoiled: Spoiled) -> None:
-    with override_traits("cpu", CUDA):
-        engine = engine_of(1.0, spoiled)
-        outcome = engine.step(Step(1, 0.01), [BATCH], BATCH.num_labels)
-    assert outcome == NotFinite(has_changed_weights=False)
-    before = small_model()
-    for name, weight in engine.model.named_parameters():
-        assert weight.grad is None and torch.equal(weight, before.get_parameter(name))
-
-
-@pytest.mark.parametrize(("dtype", "summed"), [(torch.bfloat16, 9000), (torch.float32, 1)])
-def test_each_row_of_the_embedding_is_rounded_once(dtype: torch.dtype, summed: int) -> None:
-    generator = torch.Generator().manual_seed(3)
-    ids = [torch.randint(0, 50, (count,), generator=generator) for count in (3000, 10, 1)]
-    ids[0][torch.rand(3000, generator=generator) < 0.5] = 7
-    grads = [torch.randn(len(part), 24, generator=generator).add_(1.0).bfloat16() for part in ids]
-    table = torch.full((50, 24), 0.25, dtype=dtype)
-    exact = torch.full((50, 24), 0.25, dtype=torch.float64)
-    for part, grad in zip(ids, grads, strict=True):
-        exact.index_add_(0, part, grad.double())
-    with override_traits("cpu", replace(CUDA, summed=summed)):
-        add_token_gradients(table, ids, grads, TokenSums.of(ids, torch.device("cpu")))
-    last_bit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-20
-    assert ((table.double() - exact).abs() <= last_bit * exact.abs() + 1e-5).all()
