@@ -23,7 +23,6 @@ TALK = [("user", "Hi"), ("assistant", "Hello!"), ("user", "Who?")]
         ("plain", "Be kind.", "Be kind.\nHi\nHello!\nWho?"),
         ("chat", "Be kind.", "Be kind.\nUser: Hi\nAssistant: Hello!\nUser: Who?\nAssistant:"),
         ("chat_zh", None, "问：Hi\n答：Hello!\n问：Who?\n答："),
-        ("Q: {prompt} {system}!", "s", "Q: Hi s! Hello!\nQ: Who? !"),
         (r"<{prompt}>\n", None, "<Hi>\nHello!\n<Who?>\n"),
     ],
 )
@@ -45,27 +44,6 @@ def test_the_newest_question_is_found_again(name: str) -> None:
         assert template.question(template.prompt(talk).strip()) == "Who?"
         cut = template.prompt(talk)[:-12]
         assert template.question(cut) == cut, "the end is missing, so nothing is taken off"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("chatt", ["chatt", "plain, chat", "{prompt}"]),
-        ("{prompt} {role}", ["unknown place {role}"]),
-        ("{system}", ["exactly once"]),
-    ],
-)
-def test_wrong_templates_are_user_errors(text: str, words: list[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        Template.load(text)
-    assert all(word in str(caught.value) for word in words)
-
-
-@pytest.mark.parametrize("content", ["{", "[1]", '{"x": 1}'])
-def test_a_broken_file_is_a_user_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "prompt_template.json").write_text(content)
-    with pytest.raises(UserError, match="cannot be read"):
-        Template.read(tmp_path)
 
 
 def test_the_template_goes_with_shards_and_tokenizer(configure: Any, pairs_file: Path, tmp_path: Path) -> None:
