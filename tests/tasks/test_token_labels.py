@@ -11,11 +11,7 @@ import pytest
 
 from data.batches.collate import LabelledBatch
 from data.dataset import FILE, MMAP, REOPEN, LowMemDataset
-from data.prepare.estimate import estimate_lengths
 from data.prepare.preparing import Prepared, prepare
-from data.prepare.preview import table_of_files, table_of_shards
-from data.prepare.training_data import find_training_data
-from data.task import shard_readers
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import Config
 from settings.errors import UserError
@@ -90,12 +86,6 @@ def test_labels_of_words_go_to_their_first_tokens(
     assert first["labels"].tolist() == expected.tolist()
 
 
-def test_plain_text_has_no_labels(configure: Configure, tmp_path: Path) -> None:
-    (tmp_path / "ner.conll").write_text("EU B-ORG\nrejects O\n\n" * 20)
-    with pytest.raises(UserError, match="label"):
-        prepare(configure(train_file=tmp_path / "ner.conll", head="token"))
-
-
 def test_rows_are_cut_only_where_it_is_asked_for(of_states: Configure, proteins: Path) -> None:
     long = write_rows(proteins.with_name("long.jsonl"), [{"sequence": "M" * 8000, "states": "H" * 8000}] * 4)
     prepared = prepare(of_states(train_file=long, labels="C,H"))
@@ -119,40 +109,6 @@ def test_wrong_rows_are_told_or_skipped(of_states: Configure, proteins: Path) ->
 def test_letters_that_share_a_token_are_refused(of_states: Configure) -> None:
     with pytest.raises(UserError, match="--tokenizer_type=letters"):
         prepare(of_states(tokenizer_type="bpe", vocab_size=512))
-
-
-def test_a_trained_tokenizer_knows_the_prefix(of_states: Configure) -> None:
-    prepared = prepare(of_states(prepare_text="prostt5"))
-    row = rows_of(prepared)[0]
-    assert Tokenizer.load(prepared.tokenizer_dir).id_to_token(int(row["input_ids"][0])) == "<AA2fold>"
-    assert row["labels"][0] == -100
-    assert prepared.counts["train_unknown_tokens"] == 0
-
-
-def test_labels_are_shown_under_tokens(of_states: Configure) -> None:
-    config = of_states()
-    prepared = prepare(config)
-    rows = [
-        ("columns", "sequence -> states (--text_column, --label_column)"),
-        ("tokens", "M K V L A C </s>"),
-        ("labels", "- C E E H H -"),
-    ]
-    training_data = find_training_data(config.data, config.train.is_finetune)
-    folder = prepared.tokenizer_dir
-    assert table_of_files(config.data, training_data, config.cleaning, 1, folder) == rows
-    loader = loader_of(prepared.train_dir, prepared.objective, config)
-    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    assert table_of_shards(config.data, prepared, loader, tokenizer, 1) == rows
-
-
-def test_lengths_are_estimated_before_anything_is_prepared(of_states: Configure) -> None:
-    config = of_states()
-    estimate = estimate_lengths(config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning)
-    assert estimate is not None and estimate.sources.max() == 10 and estimate.targets.max() == 0
-
-
-def test_shards_of_these_labels_are_read_by_this_task() -> None:
-    assert shard_readers()["token"].name == "token"
 
 
 @pytest.mark.parametrize("preset", presets_of("token"))
