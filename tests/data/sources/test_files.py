@@ -106,46 +106,27 @@ def test_problems_name_the_file_and_what_to_do(tmp_path: Path, name: str, conten
     assert f"--validation_file = {path}" in str(caught.value)
 
 
-# files of a folder; those that train, those held out, and what is said of the others
-SPLITS: list[tuple[list[str], list[str], list[str], dict[str, str]]] = [
-    (
-        ["data/train-0.jsonl", "data/test-0.jsonl"],
-        ["train-0.jsonl"],
-        [],
-        {"not read": "1 file named as test data, first {}/data/test-0.jsonl"},
-    ),
-    (
-        ["Train.jsonl", "my_dev.jsonl", "more.jsonl"],
-        ["Train.jsonl"],
-        ["my_dev.jsonl"],
-        {
-            "not read": "1 file whose names mention no split, first {}/more.jsonl",
-            "held out": "1 file named as validation data, first {}/my_dev.jsonl",
-        },
-    ),
-    (["a.jsonl", "contest.jsonl", "trainer.jsonl"], ["a.jsonl", "contest.jsonl", "trainer.jsonl"], [], {}),
-    (
-        ["a.jsonl", "test.jsonl"],
-        ["a.jsonl", "test.jsonl"],
-        [],
-        {"read too": "1 file named as validation or test data, because none is named train, first {}/test.jsonl"},
-    ),
+# files of a folder; those that train, those held out, and which notes there are of the others
+SPLITS: list[tuple[str, str, str, set[str]]] = [
+    ("data/train-0.jsonl data/test-0.jsonl", "train-0.jsonl", "", {"not read"}),
+    ("Train.jsonl my_dev.jsonl more.jsonl", "Train.jsonl", "my_dev.jsonl", {"not read", "held out"}),
+    ("a.jsonl contest.jsonl trainer.jsonl", "a.jsonl contest.jsonl trainer.jsonl", "", set()),
+    ("a.jsonl test.jsonl", "a.jsonl test.jsonl", "", {"read too"}),
 ]
 
 
 @pytest.mark.parametrize(("files", "train", "validation", "notes"), SPLITS)
 def test_the_names_of_files_say_their_split(
-    tmp_path: Path, files: list[str], train: list[str], validation: list[str], notes: dict[str, str]
+    tmp_path: Path, files: str, train: str, validation: str, notes: set[str]
 ) -> None:
-    for name in files:
+    for name in files.split():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_rows(tmp_path / name, [{"prompt": "p", "response": "r"}])
     config = load("train", {"train_file": str(tmp_path)})
-    assert names(tmp_path) == train
-    assert [source.path.name for source in held_out_sources(config.data)] == validation
-    table = dict(passed_over(config.data, task_named("pairs")))
-    assert table == {name: words.format(tmp_path) for name, words in notes.items()}
-    assert len(find(str(tmp_path), "--input")) == len(files)
+    assert names(tmp_path) == train.split()
+    assert [source.path.name for source in held_out_sources(config.data)] == validation.split()
+    assert dict(passed_over(config.data, task_named("pairs"))).keys() == notes
+    assert len(find(str(tmp_path), "--input")) == len(files.split())
 
 
 def saved(folder: Path) -> Path:

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from data.prepare.unread import passed_over
-from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
 from data.text.templates import Template
-from settings.declared import DataConfig
 from settings.errors import UserError
 from tests.data.sources.rows import Row, examples_of, write_rows
 
@@ -112,26 +110,6 @@ def test_a_row_may_lack_a_column_that_another_has(tmp_path: Path, ending: str, r
     assert data.columns.sides() == ["instruction+input", "output"]
     expected = ALPACA_TEXTS + [("说一句", "好")] * (len(rows) - 2)
     assert sorted(usable.texts) == sorted(expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "prompts"),
-    [
-        (
-            "a.jsonl",
-            '{"prompt": "a"}\nbroken\n{"prompt": ""}\n{"x": 1}\n{"prompt": "b"}\n[]\n',
-            ["a", "", "", "", "b", ""],
-        ),
-        ("a.csv", 'prompt,x\na,1\nb\n"",2\nc,3\n', ["a", "", "", "c"]),
-    ],
-)
-def test_each_row_gives_one_prompt(tmp_path: Path, name: str, text: str, prompts: list[str]) -> None:
-    """A blank one where it is bad, so that answers stand beside their rows."""
-    (tmp_path / name).write_text(text)
-    bad_rows = BadRows(skip=True)
-    read = read_prompts(find(str(tmp_path / name)), DataConfig(), bad_rows)
-    assert [prompt.text for prompt in read] == prompts
-    assert bad_rows.count == prompts.count("")
 
 
 @pytest.mark.parametrize(

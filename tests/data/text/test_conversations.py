@@ -43,14 +43,6 @@ def test_the_last_answer_is_learnt_or_every_one() -> None:
     assert texts("messages", (json.dumps(ruled),)) == [("s\nUser: b?\nAssistant:", "B.")]
 
 
-def test_conversations_without_an_answer_are_blank_rows() -> None:
-    talks = ([], TURNS[:1], TURNS[1:2], [["user", " "], ["assistant", "x"]], TURNS)
-    usable = Examples(template=Template(), form="messages", each_turn=True).usable(
-        [(json.dumps(one),) for one in talks]
-    )
-    assert (usable.row_numbers, usable.blank, usable.dropped.count) == ([4, 4], 4, 0)
-
-
 @pytest.mark.parametrize("flags", [{}, {"dedup": "exact"}])
 def test_a_conversation_is_held_out_whole(configure: Any, tmp_path: Path, flags: dict[str, Any]) -> None:
     """The prompts of its later answers hold the earlier ones; rows are numbered, not answers."""

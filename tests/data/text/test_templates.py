@@ -10,7 +10,7 @@ import pytest
 
 from data.dataset import LowMemDataset
 from data.prepare.preparing import prepare
-from data.text.templates import TEMPLATES, Template, template_of
+from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
 
@@ -33,17 +33,6 @@ def test_turns_are_written_one_after_the_other(name: str, system: str | None, ex
 def test_one_turn_fills_the_text_once_behind_the_prefix() -> None:
     assert Template.load("plain", "summarize: ").prompt([("user", "a {prompt} b")]) == "summarize: a {prompt} b"
     assert Template.load("question").prompt([("user", "why?")]) == "question: why?"
-
-
-@pytest.mark.parametrize("name", [*TEMPLATES, "Q: {prompt}\\nA:"])
-def test_the_newest_question_is_found_again(name: str) -> None:
-    template = Template.load(name, "summarize: ")
-    assert template.question(template.prompt([("user", "What is it?")]).strip()) == "What is it?"
-    if name in ("chat", "alpaca", "chat_zh"):
-        talk = [("system", "Be kind."), *TALK]
-        assert template.question(template.prompt(talk).strip()) == "Who?"
-        cut = template.prompt(talk)[:-12]
-        assert template.question(cut) == cut, "the end is missing, so nothing is taken off"
 
 
 def test_the_template_goes_with_shards_and_tokenizer(configure: Any, pairs_file: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from benchmarks.checks.tokenizer_ids import KINDS, differing, texts
 from data.prepare.encode import TextEncoder
 from data.tokenizers.pieces import pieces as as_they_come
 from data.tokenizers.tokenizer import Tokenizer
-from settings.errors import UserError
 from tests.data.tokenizers.models import folder_of, sentencepiece_model
 
 SENTINELS = [f"<extra_id_{number}>" for number in range(100)]
@@ -87,11 +86,6 @@ def test_of_a_bare_model_the_file_is_found_and_transformers_gets_what_it_needs(t
     assert (tmp_path / "run/spiece.model").read_bytes() == proto
     assert again.sentinel_ids == tokenizer.sentinel_ids
     assert again.fingerprint == tokenizer.fingerprint == Tokenizer.load(tmp_path).fingerprint
-    (tmp_path / "b.model").write_bytes(proto)
-    with pytest.raises(UserError, match=r"several \*\.model files"):
-        Tokenizer.load(tmp_path)
-    with pytest.raises(UserError, match="sp_model_kwargs"):
-        Tokenizer.load(folder_of(tmp_path / "drawing", proto, {"sp_model_kwargs": {"enable_sampling": True}}))
 
 
 def test_without_legacy_no_blank_follows_an_added_token(
