@@ -68,17 +68,9 @@ def test_each_residue_has_its_label_and_masks_hide_some(of_states: Configure) ->
     assert batch.num_labels == (batch.input_lengths - 2).sum()
 
 
-@pytest.mark.parametrize(
-    ("words", "tags", "labels"),
-    [
-        (["EU", "rejects", "German", "call"], [3, 0, 7, 0], {0: 1, 3: 0, 11: 2, 18: 0}),
-        (["EU"], [3], {0: 1}),  # one word has one label
-    ],
-)
-def test_labels_of_words_go_to_their_first_tokens(
-    configure: Configure, tmp_path: Path, words: list[str], tags: list[int], labels: dict[int, int]
-) -> None:
-    path = write_rows(tmp_path / "words.jsonl", [{"tokens": words, "ner_tags": tags}] * 20)
+def test_labels_of_words_go_to_their_first_tokens(configure: Configure, tmp_path: Path) -> None:
+    words, labels = ["EU", "rejects", "German", "call"], {0: 1, 3: 0, 11: 2, 18: 0}
+    path = write_rows(tmp_path / "words.jsonl", [{"tokens": words, "ner_tags": [3, 0, 7, 0]}] * 20)
     names = {"labels": "0,3,7", "text_column": "tokens", "label_column": "ner_tags"}
     first = rows_of(prepare(configure(train_file=path, head="token", **names)))[0]
     expected = np.full(len(" ".join(words)) + 1, -100)
