@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from data.sources.corpus import SampleCorpus, build_sample_corpus
 from data.tokenizers.training import byte_tokenizer
 from settings.declared import Config
 from settings.loading import load
@@ -18,12 +17,6 @@ from settings.loading import load
 Configure = Callable[..., Config]
 settings.register_profile("untimed", deadline=None, max_examples=40)  # Other work on the machine must not fail a test.
 settings.load_profile("untimed")
-
-
-@pytest.fixture(scope="session")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleCorpus:
-    """The built-in corpus, built once for all tests; its cache folder is `sample.text.parent.parent`."""
-    return build_sample_corpus(tmp_path_factory.mktemp("sample"))
 
 
 @pytest.fixture

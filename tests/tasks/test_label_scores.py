@@ -74,22 +74,3 @@ def test_scores_of_numbers_are_those_of_their_definitions() -> None:
     assert constant.result()["spearman"] == 0.0
     assert LabelScores(()).result() == {}
     assert LabelScores(()).table() == []
-
-
-def test_of_many_classes_the_pairs_most_often_confused_are_shown() -> None:
-    names = [f"c{number}" for number in range(2000)]
-    rng = np.random.default_rng(4)
-    scores = LabelScores(names)
-    labels = rng.integers(2000, size=900)
-    predictions = rng.integers(2000, size=900)
-    labels[::8] = 7
-    predictions[::8] = 9
-    for part in np.array_split(np.arange(900), 3):
-        logits = np.zeros((300, 2000), np.float32)
-        logits[np.arange(300), predictions[part]] = 1.0
-        scores.add(batch(labels[part]), logits)
-    assert scores.result()["accuracy"] == pytest.approx(np.mean(labels == predictions))
-    _, (pair, count), *further = scores.table()
-    assert pair.split() == ["c7", "\\", "c9"]
-    assert count.startswith("113 ")
-    assert len(further) < 12

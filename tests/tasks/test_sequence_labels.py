@@ -12,7 +12,6 @@ import pytest
 
 from data.dataset import LowMemDataset
 from data.prepare.preparing import Prepared, prepare, prepare_evaluation
-from data.task import shard_readers
 from settings.declared import Config
 from settings.errors import UserError
 from settings.loading import load
@@ -48,10 +47,6 @@ def test_numbers_are_predicted_and_names_are_sorted(configure: Configure, tmp_pa
         configure(train_file=numbers, validation_file=names, head="sequence", labels="spam,ham,eggs")
     )
     assert evaluated.counts["validation_rows"] == 200
-
-
-def test_shards_of_these_labels_are_read_by_this_task() -> None:
-    assert shard_readers()["sequence"].name == "sequence"
 
 
 @pytest.mark.parametrize("preset", presets_of("sequence"))

@@ -11,11 +11,7 @@ import pytest
 
 from data.batches.collate import LabelledBatch
 from data.dataset import FILE, MMAP, REOPEN, LowMemDataset
-from data.prepare.estimate import estimate_lengths
 from data.prepare.preparing import Prepared, prepare
-from data.prepare.preview import table_of_files, table_of_shards
-from data.prepare.training_data import find_training_data
-from data.task import shard_readers
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import Config
 from settings.errors import UserError
@@ -72,28 +68,14 @@ def test_each_residue_has_its_label_and_masks_hide_some(of_states: Configure) ->
     assert batch.num_labels == (batch.input_lengths - 2).sum()
 
 
-@pytest.mark.parametrize(
-    ("words", "tags", "labels"),
-    [
-        (["EU", "rejects", "German", "call"], [3, 0, 7, 0], {0: 1, 3: 0, 11: 2, 18: 0}),
-        (["EU"], [3], {0: 1}),  # one word has one label
-    ],
-)
-def test_labels_of_words_go_to_their_first_tokens(
-    configure: Configure, tmp_path: Path, words: list[str], tags: list[int], labels: dict[int, int]
-) -> None:
-    path = write_rows(tmp_path / "words.jsonl", [{"tokens": words, "ner_tags": tags}] * 20)
+def test_labels_of_words_go_to_their_first_tokens(configure: Configure, tmp_path: Path) -> None:
+    words, labels = ["EU", "rejects", "German", "call"], {0: 1, 3: 0, 11: 2, 18: 0}
+    path = write_rows(tmp_path / "words.jsonl", [{"tokens": words, "ner_tags": [3, 0, 7, 0]}] * 20)
     names = {"labels": "0,3,7", "text_column": "tokens", "label_column": "ner_tags"}
     first = rows_of(prepare(configure(train_file=path, head="token", **names)))[0]
     expected = np.full(len(" ".join(words)) + 1, -100)
     expected[list(labels)] = list(labels.values())
     assert first["labels"].tolist() == expected.tolist()
-
-
-def test_plain_text_has_no_labels(configure: Configure, tmp_path: Path) -> None:
-    (tmp_path / "ner.conll").write_text("EU B-ORG\nrejects O\n\n" * 20)
-    with pytest.raises(UserError, match="label"):
-        prepare(configure(train_file=tmp_path / "ner.conll", head="token"))
 
 
 def test_rows_are_cut_only_where_it_is_asked_for(of_states: Configure, proteins: Path) -> None:
@@ -119,40 +101,6 @@ def test_wrong_rows_are_told_or_skipped(of_states: Configure, proteins: Path) ->
 def test_letters_that_share_a_token_are_refused(of_states: Configure) -> None:
     with pytest.raises(UserError, match="--tokenizer_type=letters"):
         prepare(of_states(tokenizer_type="bpe", vocab_size=512))
-
-
-def test_a_trained_tokenizer_knows_the_prefix(of_states: Configure) -> None:
-    prepared = prepare(of_states(prepare_text="prostt5"))
-    row = rows_of(prepared)[0]
-    assert Tokenizer.load(prepared.tokenizer_dir).id_to_token(int(row["input_ids"][0])) == "<AA2fold>"
-    assert row["labels"][0] == -100
-    assert prepared.counts["train_unknown_tokens"] == 0
-
-
-def test_labels_are_shown_under_tokens(of_states: Configure) -> None:
-    config = of_states()
-    prepared = prepare(config)
-    rows = [
-        ("columns", "sequence -> states (--text_column, --label_column)"),
-        ("tokens", "M K V L A C </s>"),
-        ("labels", "- C E E H H -"),
-    ]
-    training_data = find_training_data(config.data, config.train.is_finetune)
-    folder = prepared.tokenizer_dir
-    assert table_of_files(config.data, training_data, config.cleaning, 1, folder) == rows
-    loader = loader_of(prepared.train_dir, prepared.objective, config)
-    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    assert table_of_shards(config.data, prepared, loader, tokenizer, 1) == rows
-
-
-def test_lengths_are_estimated_before_anything_is_prepared(of_states: Configure) -> None:
-    config = of_states()
-    estimate = estimate_lengths(config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning)
-    assert estimate is not None and estimate.sources.max() == 10 and estimate.targets.max() == 0
-
-
-def test_shards_of_these_labels_are_read_by_this_task() -> None:
-    assert shard_readers()["token"].name == "token"
 
 
 @pytest.mark.parametrize("preset", presets_of("token"))

@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.batches.collate import Batch, Row, collate
+from data.batches.collate import Batch
 from data.batches.loader import StepLoader
-from data.batches.order import Order, row_keys
+from data.batches.order import Order
 from data.prepare.preparing import prepare
-from settings.errors import UserError
 from tests.data.batches.conftest import MakeLoader
 from tests.data.loaders import loader_of, small_config, write_rows
 
@@ -46,17 +42,6 @@ def step(loader: StepLoader, number: int, rows: int, batch_size: int, num_proces
     ]
 
 
-def test_rows_are_padded_to_a_multiple_of_the_longest() -> None:
-    rows = [Row(np.array([5, 6, 1]), np.array([7, 1]), 2**64 - 1), Row(np.arange(9), np.array([1]), 3)]
-    batch = collate(rows, pad_token_id=0)
-    assert batch.input_ids.shape == (2, 16) and batch.labels.shape == (2, 8)
-    assert batch.input_ids[0].tolist() == [5, 6, 1] + [0] * 13
-    assert batch.labels[0].tolist() == [7, 1] + [-100] * 6
-    assert batch.input_lengths.tolist() == [3, 9] and batch.target_lengths.tolist() == [2, 1]
-    assert batch.num_rows == 2 and batch.num_tokens == 15
-    assert batch.keys.dtype == np.int64 and batch.keys.view(np.uint64).tolist() == [2**64 - 1, 3]
-
-
 @given(st.integers(0, 40), st.integers(1, 17), st.integers(1, 6), st.integers(1, 4))
 def test_every_row_once_whatever_the_processes_and_the_micro_batch(
     loader: StepLoader, number: int, rows: int, batch_size: int, num_processes: int
@@ -68,18 +53,6 @@ def test_every_row_once_whatever_the_processes_and_the_micro_batch(
     shares = [sum(batch.num_rows for batch in batches) for batches in parts]
     assert max(shares) - min(shares) <= 1 and shares == sorted(shares, reverse=True)
     assert all(batch.num_rows <= batch_size for batches in parts for batch in batches)
-
-
-def test_an_epoch_sees_every_row_once(loader: StepLoader) -> None:
-    steps = -(-loader.num_rows // 7)
-    keys = []
-    for number in range(steps):
-        for batches in step(loader, number, 7, 2, 1 + number % 3):  # A run may go on with other processes.
-            keys += [key for key, _, _ in rows_of(batches)]
-    expected = row_keys(loader.seed, np.arange(7 * steps)).view(np.int64).tolist()
-    assert sorted(keys) == sorted(expected)
-    order = Order(loader.num_rows, loader.seed)
-    assert len(set(order.rows(np.arange(loader.num_rows)).tolist())) == loader.num_rows <= 7 * steps
 
 
 def test_grouping_by_length_leaves_each_step_its_rows(make_loader: MakeLoader) -> None:
@@ -114,12 +87,6 @@ def test_validation_sets_with_names_are_rows_apart(files: dict[str, Path], tmp_p
     assert loader.sets == {"news": range(8), "law": range(8, 12)}
     law = rows_of(list(loader.evaluation_batches(2, 2, rows=loader.sets["law"])))
     assert law == rows_of(list(loader.evaluation_batches(12, 12)))[8:10]
-    for wrong, problem in (
-        (f"{spec},news={tmp_path}/a.jsonl", "a set twice"),
-        (f"{tmp_path}/a.jsonl,b={files['pairs']}", "before the first name"),
-    ):
-        with pytest.raises(UserError, match=problem):
-            prepare(config.with_changes(validation_file=wrong))
 
 
 def test_evaluation_reads_the_first_rows_once_with_fixed_masks(make_loader: MakeLoader) -> None:
@@ -144,69 +111,12 @@ def test_micro_batches_are_filled_by_tokens(make_loader: MakeLoader) -> None:
         assert max(b.num_rows for b in limited.micro_batches(2, batch_size=5, rank=rank, **arguments)) <= 5
 
 
-def test_the_longest_rows_are_known_and_those_of_longer_shards_are_cut(
-    make_loader: MakeLoader, files: dict[str, Path]
-) -> None:
-    for flags in ({}, {"max_seq_len": 16, "max_target_len": 4}):
-        loader = make_loader("pairs", **flags)
-        batches = loader.micro_batches(0, effective_batch_size=loader.num_rows, batch_size=1)
-        lengths = [(int(batch.input_lengths[0]), int(batch.target_lengths[0])) for batch in batches]
-        assert loader.longest == tuple(max(side) for side in zip(*lengths, strict=True))
-        assert loader.longest_answer == loader.longest[1]
-    folder = files["pairs"].parent
-    longer = prepare(small_config(folder, train_file=files["pairs"], objective="pairs")).train_dir
-    loader = loader_of(longer, "pairs", small_config(folder, train_file=longer, max_seq_len=8, max_target_len=4))
-    assert loader.longest == (8, 4)
-    for _, inputs, labels in rows_of(step(loader, 0, 50, 50)[0]):
-        assert len(inputs) <= 8 and inputs[-1] == 1 and len(labels) <= 4 and labels[-1] == 1
-    loader = make_loader("span")
-    assert loader.longest == (64, loader.lengths.target_tokens)
-
-
 def test_rows_are_known_by_their_tokens_and_not_by_where_they_lie(
     make_loader: MakeLoader, files: dict[str, Path], tmp_path: Path
 ) -> None:
     content = make_loader("pairs").content()
     lines = files["pairs"].read_text(encoding="utf8").splitlines(keepends=True)
     path = tmp_path / "moved.jsonl"
-    for number, other in enumerate(
-        ([*lines], [*lines, lines[0]], [lines[0], *lines], lines[1:], [*lines[1:], lines[0]])
-    ):
+    for number, other in enumerate((lines, [*lines, lines[0]], [*lines[1:], lines[0]])):
         path.write_text("".join(other), encoding="utf8")
         assert (make_loader("pairs", train_file=path, seed=5).content() == content) == (number == 0)
-
-
-class WatchedTask:
-    """A task that notes, when a batch is made, how many of the rows that it has read are still in memory."""
-
-    def __init__(self, task: Any) -> None:
-        self._task = task
-        self._labels = list[weakref.ref[Any]]()
-        self.in_memory = list[int]()
-
-    def row(self, *arguments: Any) -> Row:
-        row: Row = self._task.row(*arguments)
-        self._labels.append(weakref.ref(row.labels))
-        return row
-
-    def collate(self, rows: Sequence[Row], pad_token_id: int) -> Batch:
-        self.in_memory.append(sum(labels() is not None for labels in self._labels))
-        batch: Batch = self._task.collate(rows, pad_token_id)
-        return batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-
-@pytest.mark.parametrize("is_sorted", [False, True])
-@pytest.mark.parametrize("objective", ["pairs", "ul2"])
-def test_rows_are_held_in_one_form_alone(make_loader: MakeLoader, objective: str, is_sorted: bool) -> None:
-    """As they were read, or in their batch: a step of thousands of rows takes no more than the plan counts."""
-    loader = make_loader(objective)
-    task = WatchedTask(loader.task)
-    loader.task = task  # type: ignore[assignment]
-    loader.sorts_rows = is_sorted
-    loader.micro_batches(0, effective_batch_size=24, batch_size=4)
-    counts = task.in_memory
-    assert len(counts) == 6
-    assert counts == sorted(counts, reverse=True) and counts[-1] <= 5 if is_sorted else max(counts) <= 9

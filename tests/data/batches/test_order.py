@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.batches.mixture import TURN, Mixture, quotas
-from data.batches.order import WINDOW_BLOCKS, Order
+from data.batches.mixture import Mixture
+from data.batches.order import Order
 from data.prepare.preparing import find_prepared, prepare
 from settings.errors import UserError
 from tests.data.loaders import loader_of, small_config, write_rows
@@ -31,53 +31,11 @@ def test_any_part_of_a_run_is_what_the_whole_run_says(num_rows: int, start: int,
         assert np.array_equal(whole, np.concatenate([np.empty(0, np.int64), *parts]))
 
 
-def test_seeds_and_epochs_differ_and_look_random() -> None:
-    n = 10_000
-    positions = np.arange(n)
-    first, second, other_seed = (
-        Order(n, 1).rows(positions),
-        Order(n, 1).rows(n + positions),
-        Order(n, 2).rows(positions),
-    )
-    assert (first == second).mean() < 0.01 and (first == other_seed).mean() < 0.01
-    assert abs(np.abs(np.diff(first)).mean() / n - 1 / 3) < 0.02, "the mean distance of two random numbers"
-
-
 def test_order_is_pinned() -> None:
     """Changing the permutation would break the resume of runs made before."""
     assert Order(10, 42).rows(np.arange(10)).tolist() == [6, 2, 1, 9, 4, 5, 7, 8, 3, 0]
     assert Order(200, 42, 3).rows(np.arange(195, 205)).tolist() == [199, 86, 121, 85, 84, 86, 129, 36, 99, 34]
     assert Mixture([5, 3], [0.7, 0.3], 42).rows(np.arange(10)).tolist() == [5, 7, 2, 4, 2, 0, 2, 1, 2, 5]
-
-
-def test_a_window_reads_few_blocks_of_the_file() -> None:
-    block, n = 32, 100_000
-    order = Order(n, 3, block)
-    window = order.rows(np.arange(WINDOW_BLOCKS * block))
-    assert len(np.unique(window // block)) == WINDOW_BLOCKS, "whole blocks from all over the file"
-    assert (window // block).max() - (window // block).min() > n // block * 0.9
-    assert (np.diff(window) == 1).mean() < 0.05, "mixed inside"
-    assert len(np.unique(Order(n, 3).rows(np.arange(WINDOW_BLOCKS * block)) // block)) > 10 * WINDOW_BLOCKS
-
-
-@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
-def test_quotas_fill_a_turn_and_leave_nobody_out(weights: list[float]) -> None:
-    parts = quotas(weights)
-    assert sum(parts) == TURN and min(parts) >= 1
-    shares = np.array(weights) / sum(weights) * TURN
-    assert np.abs(np.array(parts) - shares).max() <= len(weights)
-
-
-def test_a_turn_is_mixed_exactly_by_weight_and_every_row_of_a_source_comes_as_often() -> None:
-    weights = [0.5, 0.3, 0.2]
-    rows = Mixture([1000, 50, 7], weights, seed=3).rows(np.arange(TURN))
-    sources = np.digitize(rows, [1000, 1050])
-    assert np.abs(np.bincount(sources) / TURN - weights).max() < 1e-4
-    for part in np.array_split(sources, 16):
-        assert np.abs(np.bincount(part, minlength=3) / len(part) - weights).max() < 0.05, "evenly, not one by one"
-    # Of a turn each source has half: 32,768 positions.
-    counts = np.bincount(Mixture([2**13, 2**5], [1, 1], seed=1).rows(np.arange(TURN)))
-    assert set(counts[: 2**13].tolist()) == {4} and set(counts[2**13 :].tolist()) == {1024}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from data.batches import step_lengths as module
 from data.batches.loader import StepLoader
-from data.batches.step_lengths import drawn_lengths, evaluation_lengths, step_lengths
+from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.prepare.preparing import prepare
 from tests.data.loaders import loader_of, small_config, write_rows
 
@@ -55,10 +55,7 @@ def test_they_are_those_of_the_batches(file: Path, objective: str, grouped: bool
 
 @pytest.mark.parametrize(
     ("grouped", "limits", "shape"),
-    [
-        (True, {"MOST_POSITIONS": 80}, (10, 8)),
-        (False, {"MOST_ROWS": 10, "MOST_MADE_ROWS": 24}, (3, 8)),
-    ],
+    [(True, {"MOST_POSITIONS": 80}, (10, 8)), (False, {"MOST_ROWS": 10, "MOST_MADE_ROWS": 24}, (3, 8))],
 )
 def test_of_many_steps_some_are_looked_at_and_the_longest_row_of_all_is_among_them(
     file: Path, monkeypatch: pytest.MonkeyPatch, grouped: bool, limits: dict[str, int], shape: tuple[int, int]
@@ -73,21 +70,3 @@ def test_of_many_steps_some_are_looked_at_and_the_longest_row_of_all_is_among_th
     assert not grouped or (np.diff(lengths.sources) >= 0).all(), "rows stay in their order"
     monkeypatch.setattr(module, "MOST_MADE_ROWS", 2)
     assert evaluation_lengths(loader, 99).sources.max() == loader.longest[0]
-
-
-def test_evaluation(file: Path) -> None:
-    loader, _ = loader_and_folder(file, "pairs")
-    expected = [
-        sorted(int(n) for batch in loader.evaluation_batches(20, 4, rank, 2) for n in batch.input_lengths)
-        for rank in (0, 1)
-    ]
-    assert np.sort(evaluation_lengths(loader, 20, 2).sources, axis=1).tolist() == expected
-
-
-def test_drawn_steps_hold_the_longest_row() -> None:
-    lengths = np.arange(1, 11), np.arange(11, 21)
-    drawn, again = (drawn_lengths(lengths, (99, 50), 8) for _ in range(2))
-    assert drawn.sources.shape == (256, 8) and (drawn.sources == again.sources).all() and not drawn.is_complete
-    assert int(drawn.sources.max()) == 99 and int(drawn.targets.max()) == 50
-    halves = drawn_lengths(lengths, (99, 50), 8, num_processes=2, sorts_rows=True)
-    assert halves.sources.shape == (512, 4) and (np.diff(halves.sources[:256], axis=1) >= 0).all()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from data.prepare.estimate import TIMES_LONGER, LengthEstimate, estimate_lengths, misfit
@@ -18,14 +15,9 @@ from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.tokenizers.training import train_tokenizer
 from settings.declared import Config
-from settings.errors import UserError
+from tests.data.sources.rows import write_rows
 
 Configure = Callable[..., Config]
-
-
-def write(path: Path, rows: list[dict[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf8")
-    return path
 
 
 def estimate_of(config: Config) -> LengthEstimate | None:
@@ -35,11 +27,11 @@ def estimate_of(config: Config) -> LengthEstimate | None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     rows = [{"prompt": "p" * (1 + number % 90), "response": "r" * (1 + number % 7)} for number in range(900)]
-    return write(tmp_path / "rows.jsonl", rows)
+    return write_rows(tmp_path / "rows.jsonl", rows)
 
 
 def test_the_estimate_is_like_all_rows(configure: Configure, file: Path, tmp_path: Path) -> None:
-    held_out = write(tmp_path / "valid.jsonl", [{"prompt": "question", "response": "yes"}] * 7)
+    held_out = write_rows(tmp_path / "valid.jsonl", [{"prompt": "question", "response": "yes"}] * 7)
     config = configure(train_file=file, validation_file=held_out, max_seq_len=64, max_target_len=64)
     estimate = estimate_of(config)
     assert estimate is not None and estimate.is_all and estimate.longest(config.data) == (64, 8)
@@ -55,7 +47,7 @@ def test_a_tokenizer_that_is_not_trained_yet_has_a_stand_in(configure: Configure
     words = ["quick", "brown", "foxes", "jump", "over", "lazy", "dogs", "while", "seven", "wizards", "watch"]
     draw = np.random.default_rng(1)
     rows = [{"prompt": " ".join(draw.choice(words, 12)), "response": str(draw.choice(words))} for _ in range(600)]
-    path = write(tmp_path / "words.jsonl", rows)
+    path = write_rows(tmp_path / "words.jsonl", rows)
     config = configure(train_file=path, tokenizer_dir="auto", tokenizer_type="bpe", vocab_size=512, max_seq_len=256)
     estimate = estimate_of(config)
     assert estimate is not None and not estimate.is_all and len(estimate.sources) == 300
@@ -63,45 +55,6 @@ def test_a_tokenizer_that_is_not_trained_yet_has_a_stand_in(configure: Configure
     assert facts["mean"] <= estimate.sources.mean() < 1.5 * facts["mean"]
     longest = TIMES_LONGER * int(estimate.sources.max())
     assert estimate.longest(config.data)[0] == longest >= facts["longest"], "others may be longer"
-
-
-@pytest.mark.parametrize(
-    "expands, more, close", [(True, {}, 0), (False, {"max_samples": 300, "tokenizer_dir": "auto"}, 0.1)]
-)
-def test_rows_are_counted_as_they_are_learnt(
-    configure: Configure, tmp_path: Path, expands: bool, more: dict[str, object], close: float
-) -> None:
-    """A conversation is as many rows as it has answers, and a blank one is none."""
-    counts = np.random.default_rng(1).integers(0, 6, 400)
-    talks = [[[f"question {talk}.{turn}?", f"answer {turn}"] for turn in range(n)] for talk, n in enumerate(counts)]
-    path = write(tmp_path / "talks.jsonl", [{"messages": turns} for turns in talks])
-    config = configure(train_file=path, max_seq_len=256, vocab_size=400, expand_turns=expands, **more)
-    estimate = estimate_of(config)
-    counted = prepare(config).counts
-    assert estimate is not None
-    assert estimate.about_rows == pytest.approx(counted["train_rows"] + counted["validation_rows"], rel=close)
-
-
-def test_rows_of_parquet_files_are_counted_by_all_footers(configure: Configure, tmp_path: Path) -> None:
-    folder = tmp_path / "many"
-    folder.mkdir()
-    for number in range(20):
-        rows = [{"prompt": "p" * (1 if number % 2 else 900), "response": f"r{row}"} for row in range(1 + 9 * number)]
-        pq.write_table(pa.Table.from_pylist(rows), folder / f"{number:02d}.parquet")
-    estimate = estimate_of(configure(train_file=folder))
-    assert estimate is not None and estimate.about_rows == sum(1 + 9 * number for number in range(20))
-
-
-def test_text_and_shards_have_no_estimate_and_a_missing_column_is_refused(
-    configure: Configure, file: Path, text_file: Path, tmp_path: Path
-) -> None:
-    """Also of text, and also in those to evaluate with: a run would refuse it, after the plan."""
-    assert estimate_of(configure(train_file=text_file)) is None
-    assert estimate_of(configure(train_file=prepare(configure(train_file=file)).train_dir)) is None
-    rows = write(tmp_path / "other.jsonl", [{"body": "some words"}])
-    for files in ({"train_file": rows}, {"train_file": text_file, "validation_file": rows}):
-        with pytest.raises(UserError, match="column text is missing; columns: body"):
-            estimate_of(configure(**files))
 
 
 def test_a_tokenizer_of_another_language_spells_the_data_out(
@@ -112,8 +65,8 @@ def test_a_tokenizer_of_another_language_spells_the_data_out(
     folder = tmp_path / "en"
     train_tokenizer(prose, "bpe", 2000, 2**20).save(folder)
     pairs = [{"prompt": poem[number % 40 :], "response": poem[: number % 50 + 5]} for number in range(120)]
-    chinese = write(tmp_path / "zh.jsonl", pairs)
-    english = write(tmp_path / "en.jsonl", [{"prompt": part, "response": "r"} for part in prose])
+    chinese = write_rows(tmp_path / "zh.jsonl", pairs)
+    english = write_rows(tmp_path / "en.jsonl", [{"prompt": part, "response": "r"} for part in prose])
     assert "times" in misfit(configure(train_file=chinese, tokenizer_dir="auto").data, False, folder)
     assert misfit(configure(train_file=english, tokenizer_dir="auto").data, False, folder) == ""
     assert "--tokenizer_dir" in misfit(configure(train_file=chinese).data, False, folder), "that of bytes is named"

@@ -10,21 +10,17 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from common.units import GIB, MIB
 from data.dataset import LowMemDataset
-from data.prepare import looking
 from data.prepare.preparing import find_prepared, in_child, prepare, prepare_evaluation
 from data.prepare.writing import is_held_out
 from data.shards.store import TRAIN, VALIDATION, Manifest
 from data.tokenizers.backends import LibraryBackend
 from data.tokenizers.published import Published, byte_backend
-from data.tokenizers.sample import LARGE, SMALL
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import ROOT, Config
 from settings.errors import UserError
@@ -90,21 +86,6 @@ def test_a_validation_file_is_taken_whole_and_then_nothing_is_held_out(configure
     assert alone.counts["validation_texts"] == 1 and alone.train_dir == alone.validation_dir
 
 
-def test_all_missing_files_are_named_at_once_by_their_flags(configure: Any) -> None:
-    with pytest.raises(UserError) as caught:
-        prepare(configure(train_file="none.jsonl", validation_file="none.jsonl"))
-    flags = ["--train_file", "--validation_file"]
-    assert [problem.split(" = ")[0] for problem in caught.value.problems] == flags
-    with pytest.raises(UserError, match="--validation_file"):
-        prepare_evaluation(configure(validation_file="none.jsonl"))
-
-
-def test_one_row_in_each_hundred_is_held_out() -> None:
-    numbers = [number for number in range(10_000) if is_held_out(number)]
-    assert [number // 100 for number in numbers] == list(range(100))
-    assert len({number % 100 for number in numbers}) > 50 and numbers[0] == 1, "of two rows one"
-
-
 def test_only_what_shapes_the_shards_makes_new_ones(configure: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"text": "t {n}", "body": "b {n}"}}\n' for n in range(100)))
@@ -122,32 +103,6 @@ def test_only_what_shapes_the_shards_makes_new_ones(configure: Any, tmp_path: Pa
         assert other.counts["train_texts"] + other.counts["validation_texts"] == change.get("max_samples", 100)
     path.write_text(path.read_text() * 2)
     assert prepare(config).train_dir != first.train_dir
-
-
-def test_bad_and_blank_rows_are_counted(configure: Any, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "one"}\n{"text": " "}\n{broken\n{"text": "two"}\n{"text": null}\n{"text": "three"}\n')
-    counts = prepare(configure(train_file=path, skip_bad_rows=True)).counts
-    assert (counts["train_bad_rows"], counts["train_empty_rows"]) == (2, 1)
-    assert (counts["train_texts"], counts["validation_texts"]) == (2, 1)
-    with pytest.raises(UserError, match="line 3"):
-        prepare(configure(train_file=path))
-    assert not list((tmp_path / "cache").glob("*.partial"))
-
-
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        ('{"text": "only one"}\n', "no row for validation (rows with text: 1"),
-        ('{"text": " "}\n{"text": ""}\n', "no row for train (rows with text: 0, blank: 2"),
-        ('{"text": null}\n{"text": 7}\n', "a.jsonl, line 1: text is null, not a text"),
-    ],
-)
-def test_too_little_text_is_a_user_error(configure: Any, tmp_path: Path, content: str, words: str) -> None:
-    (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(UserError) as caught:
-        prepare(configure(train_file=tmp_path / "a.jsonl", skip_bad_rows=True))
-    assert words in str(caught.value)
 
 
 def test_shards_in_a_named_folder_are_used_as_they_are(configure: Any, text_file: Path, tmp_path: Path) -> None:
@@ -171,14 +126,10 @@ def test_misuse_of_shards_is_a_user_error(configure: Any, text_file: Path, pairs
     for _ in range(2):  # The same again is no problem.
         prepare(into(folder, configure(train_file=text_file)))
     prepare(into(pairs_shards, configure(train_file=pairs_file)))
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
     Tokenizer(Published(LibraryBackend(byte_backend(num_sentinels=100)))).save(tmp_path / "other")
     for config, words in (
         (into(folder, configure(train_file=pairs_file)), "--shards_dir"),
         (into(folder, configure(train_file=text_file, max_samples=9)), "--shards_dir"),
-        (into(tmp_path, configure(train_file=pairs_file)), "--shards_dir"),
-        (into(tmp_path / "link", configure(train_file=text_file)), "--shards_dir"),
         (configure(train_file=folder, is_finetune=True), "--train_file"),
         (configure(train_file=folder, max_samples=5), "--max_samples"),
         (configure(train_file=folder, tokenizer_dir=tmp_path / "other"), "another tokenizer"),
@@ -186,38 +137,6 @@ def test_misuse_of_shards_is_a_user_error(configure: Any, text_file: Path, pairs
     ):
         with pytest.raises(UserError, match=words):
             prepare(config)
-    config = configure(train_file=folder)  # The settings of a run that is evaluated are no flags.
-    assert prepare(dataclasses.replace(config, cleaning=dataclasses.replace(config.cleaning, clean=True)))
-
-
-def test_settings_without_effect_on_the_rows_are_refused_at_once(
-    configure: Any, text_file: Path, pairs_file: Path, tmp_path: Path
-) -> None:
-    prepare(into(tmp_path / "shards", configure(train_file=text_file)))
-    for flags, refused in (
-        (
-            {"train_file": text_file, "prompt_template": "alpaca", "history_column": "h"},
-            "history_column prompt_template",
-        ),
-        ({"train_file": pairs_file, "expand_turns": True}, "expand_turns"),
-        ({"train_file": tmp_path / "shards", "clean": True, "dedup": "exact"}, "clean dedup"),
-    ):
-        with pytest.raises(UserError) as caught:
-            prepare(configure(**flags))
-        names = [problem.split(" = ")[0].split(",")[0] for problem in caught.value.problems]
-        assert names == [f"--{name}" for name in refused.split()]
-
-
-def test_a_named_text_column_is_learnt_beside_prompts_and_responses(configure: Any, tmp_path: Path) -> None:
-    path = tmp_path / "both.jsonl"
-    rows = [{"body": f"text {number}", "prompt": "p", "response": "r"} for number in range(9)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    by_name = prepare(configure(train_file=path, text_column="body"))
-    assert by_name.objective == "span"
-    assert "text 3" in documents_of(by_name.train_dir, Tokenizer.load(by_name.tokenizer_dir))
-    assert prepare(configure(train_file=path)).objective == "pairs"
-    with pytest.raises(UserError, match="other"):
-        prepare(configure(train_file=path, text_column="other"))
 
 
 def test_a_tokenizer_is_trained_once_and_again_where_it_is_damaged(
@@ -227,12 +146,10 @@ def test_a_tokenizer_is_trained_once_and_again_where_it_is_damaged(
     first = prepare(config)
     tokenizer = Tokenizer.load(first.tokenizer_dir)
     assert tokenizer.size <= 400 and tokenizer.sentinel_ids[0] == tokenizer.size - 1
-    facts = Manifest.of(first.train_dir).content["tokenizer"]
-    assert facts["fingerprint"] == tokenizer.fingerprint and facts["size"] == tokenizer.size
     assert prepare(dataclasses.replace(config)) == first
     (file,) = (tmp_path / "cache").glob("tokenizer-*/tokenizer.json")
     whole = file.read_bytes()
-    for damage in (b"", b"evil", b'{"version": "1.0", "added', b"\xff\xfe", None):
+    for damage in (b"evil", None):
         file.unlink()
         if damage is not None:
             file.write_bytes(damage)
@@ -255,7 +172,6 @@ def flip(file: Path) -> None:
 DAMAGES = {
     "manifest.json": lambda file: file.write_bytes(file.read_bytes()[:-40]),
     "train/*.arrow": flip,
-    "validation/*.arrow": Path.unlink,
     "tokenizer/tokenizer.json": lambda file: file.write_bytes(b"{}"),
 }
 
@@ -277,16 +193,11 @@ def test_damaged_shards_are_made_anew_in_the_cache_and_refused_elsewhere(
         assert contents(root) == whole
 
         damage(next(elsewhere.glob(name)))
-        in_cache = shutil.copytree(elsewhere, tmp_path / "cache" / f"shards-named{number}")
-        for folder, changed_config in (
-            (elsewhere, into(elsewhere, config)),
-            (in_cache, configure(train_file=in_cache)),
-        ):
-            changed = contents(folder)
-            if "tokenizer" not in name:  # A damaged tokenizer is refused where it is read next.
-                with pytest.raises(UserError, match=f"{folder}"):
-                    in_child(prepare, changed_config, checked=splits)
-            assert contents(folder) == changed
+        changed = contents(elsewhere)
+        if "tokenizer" not in name:  # A damaged tokenizer is refused where it is read next.
+            with pytest.raises(UserError, match=f"{elsewhere}"):
+                in_child(prepare, into(elsewhere, config), checked=splits)
+        assert contents(elsewhere) == changed
 
 
 PEAK_OF_PREPARING = """
@@ -324,23 +235,3 @@ def test_without_a_file_the_sample_is_used(configure: Any, tmp_path: Path, monke
     assert prepared.objective == "span" and prepared.counts["train_texts"] == 99
     pairs = prepare(configure(is_finetune=True, max_samples=100))
     assert pairs.objective == "pairs" and pairs.counts["train_rows"] == 99
-
-
-@pytest.mark.parametrize(
-    "budget, machine, expected",
-    [
-        (8 * GIB, 16 * GIB, (LARGE, 4)),
-        (600 * MIB, 16 * GIB, (SMALL, 3)),
-        (400 * MIB, 16 * GIB, (SMALL, 0)),  # One process that encodes is no faster than the one that reads.
-        ("auto", 320 * MIB, (SMALL, 0)),
-    ],
-)
-def test_what_preparing_takes_follows_from_the_budget(
-    budget: Any, machine: int, expected: tuple[object, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = [SimpleNamespace(bytes=machine), SimpleNamespace(bytes=64 * GIB)]
-    monkeypatch.setattr(looking, "host_limits", lambda: limits)
-    monkeypatch.setattr(looking, "usable_cores", lambda: 16)
-    assert (looking.tokenizer_limits(budget), looking.workers("auto", "auto", budget, GIB)) == expected
-    assert looking.workers("auto", "auto", budget, MIB) == 0
-    assert looking.workers(3, "auto", budget, MIB) == 3

@@ -172,23 +172,6 @@ def test_a_damaged_state_and_an_attempt_at_another_job_are_passed_over(
     assert prepared(flags, tmp_path / "shards", **changed) == prepared(flags, tmp_path / "alone", **changed)
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, 10)
-
-
-@pytest.mark.parametrize(
-    "name, damage", [("train/*.tmp", truncate), ("train/*.tmp", os.remove), ("states/0*[1-9].json", os.remove)]
-)
-def test_what_cannot_be_gone_back_to_is_made_anew(
-    flags: dict[str, str], tmp_path: Path, disk: Disk, name: str, damage: Callable[[Path], None]
-) -> None:
-    partial = interrupted(flags, tmp_path, disk)
-    damage(sorted(partial.glob(name))[0])
-    with pytest.raises(UserError, match=f"{partial}: is damaged"):
-        prepare(load("prepare", flags))
-    assert prepare(load("prepare", flags)).train_dir.parent == tmp_path / "shards"
-
-
 def test_the_number_of_processes_changes_nothing(flags: dict[str, str], tmp_path: Path, disk: Disk) -> None:
     flags |= {"train_file": str(corpus(tmp_path, 300, True)), "expand_turns": "True", "clean": "True"}
     assert prepared(flags, tmp_path / "a") == prepared(flags, tmp_path / "b", prepare_workers="2")

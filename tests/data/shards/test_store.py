@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from data.dataset import LowMemDataset
 from data.prepare.preparing import Prepared, prepare
 from data.shards import writer
-from data.shards.store import BATCH_ROWS, FORMAT, MANIFEST, Manifest, check_shards, is_shards
+from data.shards.store import MANIFEST, Manifest, check_shards
 from data.shards.writer import Column, ShardWriter
 from data.task import ShardFormat
 from settings.errors import UserError
@@ -43,125 +41,58 @@ def test_rows_come_back_from_several_files(
             split.add(pairs(first, step, vocab_size - 1))
         split.finish()
     assert [shard["rows"] for shard in split.shards] == [300, 300, 100]
-    for shard in split.shards:
-        assert shard["crc32"] == zlib.crc32((tmp_path / shard["file"]).read_bytes())
-    with pa.memory_map(str(tmp_path / "00000.arrow")) as file:
-        reader = pa.ipc.open_file(file)
-        assert [reader.get_batch(n).num_rows for n in range(3)] == [BATCH_ROWS, BATCH_ROWS, 300 - 2 * BATCH_ROWS]
     for number, row in enumerate(LowMemDataset(tmp_path)):
         assert row["input_ids"].tolist() == list(range(number % 11))
         assert row["labels"].tolist() == [vocab_size - 1] * 3
         assert row["labels"].dtype == dtype
 
 
-@pytest.mark.parametrize("pieces", [1, 97])
-def test_a_stream_is_cut_into_rows_whatever_comes_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
-) -> None:
-    monkeypatch.setattr(writer, "SHARD_ROWS", 2)
-    tokens = np.arange(ROW_TOKENS * 5 + 17, dtype=np.int32) % 300
-    with ShardWriter(tmp_path, STREAM, 384) as split:
-        for piece in np.array_split(tokens, pieces):
-            split.add([(piece, np.array([len(piece)]))])
-        split.finish()
-    assert [shard["rows"] for shard in split.shards] == [2, 2, 2]
-    rows = [row["tokens"] for row in LowMemDataset(tmp_path)]
-    assert [len(row) for row in rows] == [ROW_TOKENS] * 5 + [17]
-    assert np.concatenate(rows).tolist() == tokens.tolist()
-
-
-@pytest.mark.parametrize(("format", "attempts"), [(PAIRS, [1, 1, 1]), (STREAM, [75, 75])])
-def test_a_writer_continues_from_a_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: ShardFormat, attempts: list[int]
-) -> None:
+def test_a_writer_continues_from_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as it has to, whatever was written behind it."""
     monkeypatch.setattr(writer, "SHARD_ROWS", 500)
     lengths = np.full(300, 3)
-    columns = [(np.arange(900, dtype=np.int32), lengths)] * len(format.columns)
-    lost_columns = [(np.arange(1, 901, dtype=np.int32), lengths)] * len(format.columns)
-    with ShardWriter(tmp_path / "unbroken", format, 1000) as unbroken:
-        for _ in range(sum(attempts)):
+    columns = [(np.arange(900, dtype=np.int32), lengths)]
+    lost_columns = [(np.arange(1, 901, dtype=np.int32), lengths)]
+    with ShardWriter(tmp_path / "unbroken", STREAM, 1000) as unbroken:
+        for _ in range(150):
             unbroken.add(columns)
         unbroken.finish()
     state = None
-    for times in attempts:
-        with ShardWriter(tmp_path / "broken", format, 1000, state) as broken:
+    for times in (75, 75):
+        with ShardWriter(tmp_path / "broken", STREAM, 1000, state) as broken:
             for _ in range(times):
                 broken.add(columns)
             state = json.loads(json.dumps(broken.state()))
             broken.add(lost_columns)
-    with ShardWriter(tmp_path / "broken", format, 1000, state) as last:
+    with ShardWriter(tmp_path / "broken", STREAM, 1000, state) as last:
         last.finish()
     assert last.shards == unbroken.shards
-
-
-SPLIT = {
-    "counts": {"rows": 1},
-    "lengths": {"tokens": {"longest": 3, "longest_uncut": 3, "mean": 3.0, "histogram": [[3, 1]]}},
-    "parts": [{"name": "", "rows": 1, "tokens": 3}],
-    "shards": [{"file": "a", "rows": 1, "crc32": 0}],
-}
-TOKENIZER = {"fingerprint": "0", "size": 9, "pad_id": 0, "eos_id": 1, "unk_id": 2, "sentinel_ids": [8]}
-
-
-def manifest(folder: Path, **changes: object) -> Path:
-    content = {
-        "format": FORMAT,
-        "kind": STREAM.kind,
-        "fingerprint": "0",
-        "dropped": {},
-        "tokenizer": TOKENIZER,
-        "splits": {"train": SPLIT},
-        "labels": [],
-        "label_counts": {},
-    }
-    folder.mkdir(exist_ok=True)
-    (folder / MANIFEST).write_text(json.dumps({**content, **changes}))
-    return folder
-
-
-def test_a_folder_and_its_splits_are_known_as_shards(tmp_path: Path) -> None:
-    folder = manifest(tmp_path / "shards")
-    (folder / "train").mkdir()
-    assert is_shards(folder) and is_shards(folder / "train") and not is_shards(tmp_path)
-    assert Manifest.of(folder / "train").root == folder == Manifest.of(folder).root
-
-
-def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a shards folder"):
-        Manifest.read(tmp_path)
-    with pytest.raises(UserError, match="of another format"):
-        Manifest.read(manifest(tmp_path, format=0))
-    (tmp_path / MANIFEST).write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
-        Manifest.read(tmp_path)
-    sound = Manifest.read(manifest(tmp_path))
-    with pytest.raises(UserError, match=r"a: is missing"):
-        sound.files("train")
-    with pytest.raises(UserError, match="holds no validation rows, only train; give others with --validation_file"):
-        sound.files("validation")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is not what"),
-        ({"splits": {}}, "splits is not what"),
-        (
-            {"splits": {"train": {**SPLIT, "shards": [{"file": "../../etc/passwd", "rows": 1, "crc32": 0}]}}},
-            "file is not what",
-        ),
-    ],
-)
-def test_a_manifest_that_lacks_something_says_what(tmp_path: Path, changes: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError, match=rf"manifest\.json: {words}"):
-        Manifest.read(manifest(tmp_path, **changes))
 
 
 @pytest.fixture
 def prepared(configure: Configure, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     monkeypatch.setattr(writer, "SHARD_ROWS", 16)
     return prepare(configure(train_file=text_file))
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "words"),
+    [
+        ('"format": ', '"format": 9', "of another format"),
+        ('"sentinel_ids": [', '"sentinel_ids": ["x", ', "sentinel_ids is not what"),
+        ('"file": "', '"file": "../../etc/', "file is not what"),
+        ("{", "", "cannot be read"),
+    ],
+)
+def test_a_manifest_that_someone_has_changed_says_what_is_wrong(
+    prepared: Prepared, text: str, changed: str, words: str
+) -> None:
+    path = prepared.train_dir.parent / MANIFEST
+    content = path.read_text()
+    assert text in content
+    path.write_text(content.replace(text, changed, 1))
+    with pytest.raises(UserError, match=words):
+        Manifest.read(path.parent)
 
 
 def test_a_flipped_bit_in_a_shard_is_told_before_the_first_row(prepared: Prepared) -> None:
@@ -180,11 +111,8 @@ def test_a_flipped_bit_in_a_shard_is_told_before_the_first_row(prepared: Prepare
         assert str(shard) in problem and "is damaged, its checksum" in problem
 
 
-@pytest.mark.parametrize("objective, column", [("span", "tokens"), ("pairs", "labels")])
-def test_an_id_behind_the_vocabulary_is_told_with_its_row(
-    configure: Configure, text_file: Path, pairs_file: Path, objective: str, column: str
-) -> None:
-    config = configure(train_file=pairs_file if objective == "pairs" else text_file, objective=objective)
+def test_an_id_behind_the_vocabulary_is_told_with_its_row(configure: Configure, pairs_file: Path) -> None:
+    config = configure(train_file=pairs_file)
     prepared = prepare(config)
     path = prepared.train_dir.parent / MANIFEST
     content = json.loads(path.read_text())
@@ -192,19 +120,3 @@ def test_an_id_behind_the_vocabulary_is_told_with_its_row(
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"train, row \d+: \w+ holds the id \d+, the tokenizer has ids 0 to 99"):
         loader_of(prepared.train_dir, prepared.objective, config).micro_batches(0, effective_batch_size=8, batch_size=8)
-
-
-def test_a_split_without_rows_or_with_other_columns_is_told(configure: Configure, pairs_file: Path) -> None:
-    config = configure(train_file=pairs_file)
-    train_dir = prepare(config).train_dir
-    for labels, kind, words in (
-        ([], pa.uint16(), "holds no rows"),
-        ([["a"]], pa.string(), "labels is list, not token ids"),
-        ([None], pa.uint16(), "labels is NoneType"),
-    ):
-        inputs = pa.array([[3]] * len(labels), pa.list_(pa.uint16()))
-        table = pa.table({"input_ids": inputs, "labels": pa.array(labels, pa.list_(kind))})
-        with pa.ipc.new_file(str(train_dir / "00000.arrow"), table.schema) as file:
-            file.write_table(table)
-        with pytest.raises(UserError, match=words):
-            loader_of(train_dir, "pairs", config).batch_of(np.array([0]))

@@ -29,26 +29,11 @@ def parquet_cell(path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", "b" * HUGE]}), path, compression="snappy", write_statistics=False)
 
 
-def arrow_cell(path: Path) -> None:
-    table = pa.table({"text": ["a", "b" * HUGE]})
-    with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
-        file.write_table(table)
-
-
-def shared_text(path: Path) -> None:
-    """256 rows of one text of 4 MiB, which is there once."""
-    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["a" * 4 * MIB]))
-    pq.write_table(pa.table({"text": cells}), path, compression="zstd", store_schema=False)
-
-
 def brackets(path: Path) -> None:
     path.write_bytes(b'{"text": "a"}\n[' + b"[]," * (4 * MIB) + b"[]]\n")
 
 
-@pytest.mark.parametrize(
-    ("write", "name"),
-    [(parquet_cell, "a.parquet"), (arrow_cell, "a.arrow"), (shared_text, "a.parquet"), (brackets, "a.jsonl")],
-)
+@pytest.mark.parametrize(("write", "name"), [(parquet_cell, "a.parquet"), (brackets, "a.jsonl")])
 def test_what_unpacks_to_more_than_there_is_room_for_names_the_file(
     tmp_path: Path, write: Callable[[Path], None], name: str
 ) -> None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import gzip
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -67,13 +66,6 @@ def test_problems_with_addresses_are_user_errors(bucket: str) -> None:
         LowMemDataset(f"s3://bucket/d/b.arrow?{bucket}")
     with pytest.raises(UserError, match="cannot be read"):
         find("nonsense://b/a.jsonl")
-
-
-def test_file_addresses_are_paths(tmp_path: Path) -> None:
-    (tmp_path / "with space.jsonl").write_text('{"text": "x"}\n')
-    source = find((tmp_path / "with space.jsonl").as_uri())[0]
-    assert source.path == tmp_path / "with space.jsonl"
-    assert rows_of(source.path.as_uri(), ("text",)) == [("x",)]
 
 
 def test_secrets_are_not_shown() -> None:

@@ -47,20 +47,6 @@ def test_ours_says_the_same_in_jinja(name: str) -> None:
         assert rendered(source, {"messages": messages(turns)}) == template.prompt(turns)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["chat", "alpaca", "chat_zh"])
-def test_transformers_says_the_same(name: str, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = byte_tokenizer()
-    tokenizer.template = Template.load(name, "x: ")
-    tokenizer.save(tmp_path)
-    published = AutoTokenizer.from_pretrained(tmp_path)
-    for turns in TALKS:
-        text = published.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
-        assert text == tokenizer.template.prompt(turns)
-
-
 @pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json", "several"])
 def test_the_template_of_a_folder_is_read_and_kept(tmp_path: Path, file: str) -> None:
     byte_tokenizer().save(tmp_path)
@@ -84,35 +70,20 @@ def test_the_template_of_a_folder_is_read_and_kept(tmp_path: Path, file: str) ->
     assert read_chat_template(tmp_path / "next") == PUBLISHED
 
 
-def test_a_plain_tokenizer_has_none(tmp_path: Path) -> None:
-    byte_tokenizer().save(tmp_path)
-    assert read_chat_template(tmp_path) is None
-    with pytest.raises(UserError, match="has none"):
-        template_of(data_settings("chat_template"), tmp_path)
-
-
 # template -> why it is not rendered
 BROKEN = {
     "{{ messages.__class__.__mro__ }}": "unsafe",
-    "{{ dict.__class__.__mro__ }}": "unsafe",
     "{% set _ = messages.append(1) %}": "unsafe",
     "{% for x in range(10**9) %}{% endfor %}": "Range too big",
     "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}": "recursion",
-    "{% for i in [1] %}" * 30 + "{% endfor %}" * 30: "nested",
     "{{ a }}" * 2**20: "longer than",
     "{{ raise_exception('no system turns') }}": "no system turns",
     "{{ sep_token + 'a' }}": "undefined",
 }
-LARGE = [
-    "{{ 'a' * 10**10 }}",
-    "{{ 'a'.center(10**10) }}",
-    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-]
+LARGE = "{{ 'a' * 10**10 }}"
 ENDLESS = [
     "{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
     "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
-    "{% set x = 'a' * 9999999 %}{% for i in range(9999) %}{% if 'b' in x or x.find('b') %}{% endif %}{% endfor %}",
 ]
 
 
@@ -126,9 +97,9 @@ def test_strangers_reach_nothing(source: str, reason: str) -> None:
     ("source", "reason"),
     [
         (ENDLESS[0], "takes more"),
-        (LARGE[0], "takes more"),
+        (LARGE, "takes more"),
         ("{{ dict.__class__.__mro__ }}", "unsafe"),
-        *(pytest.param(source, "takes more", marks=pytest.mark.slow) for source in ENDLESS[1:] + LARGE[1:]),
+        pytest.param(ENDLESS[1], "takes more", marks=pytest.mark.slow),
     ],
 )
 def test_strangers_end_in_a_sentence(source: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,39 +135,17 @@ TRANSFORMERS = [
         "Q: how <far> é\nA: a mile\nQ: and back\nA:",
     ),
     (EACH + "\n  {%- generation -%}\n  {{ m.role }}\n  {%- endgeneration %}\n{% endfor %}", "userassistantuser"),
-    ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", "21"),
     (
         EACH + "{% if loop.index > 2 %}{% break %}{% endif %}{{ m['content'] }} | {% endfor %}",
         "how <far> é | a mile | ",
     ),
-    (
-        EACH + "{% if m['role'] == 'assistant' %}{% continue %}{% endif %}{{ m['content'] }} | {% endfor %}",
-        "how <far> é | and back | ",
-    ),
     (EACH + "{{ m['content'] }}{{ eos_token }}{% endfor %}", "how <far> é<end>a mile<end>and back<end>"),
-    (
-        "{{ bos_token }}{{ image_token }}{{ sep_token }}{{ pad_token ~ unk_token }}{{ mask_token is defined }}",
-        "<s><image><pad><unk>False",
-    ),
     ("  {% if true %}\n  a\n  {% endif %}\nb", "  a\nb"),
     ("{{ messages[0] | tojson }}", '{"role": "user", "content": "how <far> é"}'),
-    (
-        "{{ {'b': '</a>', 'a': [1, none]} | tojson(indent=2, sort_keys=true) }}",
-        '{\n  "a": [\n    1,\n    null\n  ],\n  "b": "</a>"\n}',
-    ),
     ("{{ {'a': 'é'} | tojson(ensure_ascii=true, separators=(',', ':')) }}", '{"a":"\\u00e9"}'),
-    (
-        "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ enable_thinking is defined }}",
-        "TrueTrueTrueFalse",
-    ),
-    ("{{ strftime_now('%%') }}", "%"),
+    ("{{ tools is none }}{{ add_generation_prompt }}{{ enable_thinking is defined }}", "TrueTrueFalse"),
     ("{% set ns = namespace(n=0, self=1) %}" + EACH + "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n + ns.self }}", "4"),
-    ("{{ dict(a=1).a }}{{ dict.fromkeys('ab', 1)|length }}", "12"),
     ("{{ '%s-%d' % ('a', 2) }}{{ '{:>3}'.format('b') }}{{ 'c'.center(3) }}{{ 'd'|center(3) }}", "a-2  b c  d "),
-    (
-        "{{ messages[:2]|map(attribute='role')|join('+') }}{% for m in messages|reverse %}{{ loop.index }}{% endfor %}",
-        "user+assistant123",
-    ),
 ]
 
 
@@ -204,11 +153,6 @@ TRANSFORMERS = [
 def test_templates_are_rendered_as_transformers_renders_them(source: str, text: str) -> None:
     variables = {"messages": TALK, "tools": None, "documents": None, "add_generation_prompt": True}
     assert rendered(source, {**variables, **TOKENS}) == text
-
-
-def test_a_template_has_the_variables_that_transformers_gives() -> None:
-    source = "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ eos_token }}{{ messages|length }}"
-    assert render(source, TALK, TOKENS) == "TrueTrueTrue<end>3"
 
 
 @pytest.mark.slow
@@ -226,17 +170,9 @@ ADDED = {"added_tokens_decoder": {}}
 @pytest.mark.parametrize(
     ("config", "mapped", "expected"),
     [
-        ({}, {}, {}),
-        ({"eos_token": "<a>", "pad_token": None, "add_eos_token": True}, {}, {"eos_token": "<a>"}),
         ({"eos_token": {"content": "<a>", "lstrip": False}}, {}, {"eos_token": "<a>"}),
-        (
-            {"eos_token": "<a>"},
-            {"eos_token": "<b>", "cls_token": {"content": "<c>"}},
-            {"eos_token": "<b>", "cls_token": "<c>"},
-        ),
         ({"eos_token": "<a>", **ADDED}, {"eos_token": "<b>", "cls_token": "<c>"}, {"eos_token": "<a>"}),
         ({"image_token": "<i>", "extra_special_tokens": {"boa": "<o>"}}, {}, {"image_token": "<i>", "boa": "<o>"}),
-        ({"extra_special_tokens": ["<x>"], "additional_special_tokens": ["<y>"]}, {}, {}),
         ([], "text", {}),
     ],
 )

@@ -15,8 +15,7 @@ from data.prepare.writing import is_held_out
 from data.text.conversations import Examples, turns_of
 from data.text.templates import Template
 from data.tokenizers.tokenizer import Tokenizer
-from settings.errors import UserError
-from tests.data.sources.rows import examples_of, write_rows
+from tests.data.sources.rows import write_rows
 
 TURNS = [["user", "a?"], ["assistant", "A."], ["user", "b?"], ["assistant", "B."]]
 SHAPES = [
@@ -29,25 +28,6 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_usual_shapes_say_the_same(shape: list[Any]) -> None:
     assert turns_of(shape) == turns_of(json.dumps(shape)) == [tuple(turn) for turn in TURNS]
-
-
-@pytest.mark.parametrize(
-    ("cell", "words"),
-    [
-        ("{", "no list of turns"),
-        (7, "holds int"),
-        ({"role": "user"}, "holds null"),
-        (["a", "b"], "turn 1 is neither"),
-        ([{"role": "cook", "content": "x"}], "role cook"),
-        ([{"text": "x"}], "turn 1 has neither"),
-        ([["q", "a"], ["q", None]], "turn 2 holds null"),
-        ([{"role": "user", "content": [1]}], "holds list"),
-        ([["\ud800", "a"]], "surrogate pair"),
-    ],
-)
-def test_other_shapes_are_named(cell: object, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        turns_of(cell)
 
 
 def texts(form: str, row: tuple[str, ...], each: bool = False, clean: bool = False) -> list[tuple[str, ...]]:
@@ -63,34 +43,7 @@ def test_the_last_answer_is_learnt_or_every_one() -> None:
     assert texts("messages", (json.dumps(ruled),)) == [("s\nUser: b?\nAssistant:", "B.")]
 
 
-def test_every_turn_is_cleaned_and_the_template_is_not() -> None:
-    clean = [[role, f"{text} letters"] for role, text in TURNS]
-    turns = [[role, f"  {text}\t\u200b "] for role, text in clean]
-    assert texts("messages", (json.dumps(turns),), clean=True) == texts("messages", (json.dumps(clean),))
-
-
-def test_conversations_without_an_answer_are_blank_rows() -> None:
-    talks = ([], TURNS[:1], TURNS[1:2], [["user", " "], ["assistant", "x"]], TURNS)
-    usable = Examples(template=Template(), form="messages", each_turn=True).usable(
-        [(json.dumps(one),) for one in talks]
-    )
-    assert (usable.row_numbers, usable.blank, usable.dropped.count) == ([4, 4], 4, 0)
-
-
-def test_a_tokenizer_is_trained_on_what_was_said_alone() -> None:
-    assert Examples(form="messages").texts((json.dumps(TURNS),)) == [text for _, text in TURNS]
-
-
-@pytest.mark.parametrize(("ending", "shape"), [("jsonl", 0), ("csv", 1), ("parquet", 2), ("arrow", 0)])
-def test_files_of_conversations_are_found_by_their_column(tmp_path: Path, ending: str, shape: int) -> None:
-    cell = json.dumps(SHAPES[shape]) if ending == "csv" else SHAPES[shape]
-    path = write_rows(tmp_path / f"talks.{ending}", [{"conversations": cell}])
-    _, data, usable = examples_of(path)
-    assert data.objective == "pairs"
-    assert usable.texts == [("a?\nA.\nb?", "B.")]
-
-
-@pytest.mark.parametrize("flags", [{}, {"clean": True}, {"dedup": "exact"}])
+@pytest.mark.parametrize("flags", [{}, {"dedup": "exact"}])
 def test_a_conversation_is_held_out_whole(configure: Any, tmp_path: Path, flags: dict[str, Any]) -> None:
     """The prompts of its later answers hold the earlier ones; rows are numbered, not answers."""
     answers = [[f"a{talk}.{turn}" for turn in range(talk % 4)] for talk in range(120)]
@@ -124,44 +77,3 @@ def test_long_conversations_lose_their_oldest_turns(byte_dir: Path, longest: int
     assert encoder.tokenizer.decode(ids) == ("Be kind." + "".join(pieces[-kept_turns:]))[: longest - 1]
     assert len(ids) == lengths[0] <= longest
     assert encoded.uncut[0][0] == len("Be kind." + "".join(pieces)) + 1
-
-
-@pytest.mark.parametrize(
-    ("source", "flags", "problems"),
-    [
-        (
-            "text_file",
-            {"prompt_template": "chat", "source_prefix": "t: "},
-            ["--prompt_template = chat", "--source_prefix = t:"],
-        ),
-        ("text_file", {"history_column": "h"}, ["--history_column = h"]),
-        ("pairs_file", {"expand_turns": "True"}, ["--expand_turns = True"]),
-        ("pairs_file", {"messages_column": "m", "history_column": "h"}, ["--history_column = h"]),
-    ],
-)
-def test_settings_without_effect_are_refused(
-    configure: Any, request: pytest.FixtureRequest, source: str, flags: dict[str, str], problems: list[str]
-) -> None:
-    with pytest.raises(UserError) as caught:
-        prepare(configure(train_file=request.getfixturevalue(source), **flags))
-    for problem, words in zip(caught.value.problems, problems, strict=True):
-        assert problem.startswith(words)
-
-
-def test_a_long_conversation_is_encoded_a_few_times(byte_dir: Path) -> None:
-    """Not once for each turn that is left out, which would take hours."""
-    sizes = list[int]()
-
-    class CountingTokenizer(Tokenizer):
-        def encode_batch(self, texts: Any, special: bool = False) -> Any:
-            sizes.append(sum(map(len, texts)))
-            return super().encode_batch(texts, special)
-
-    turns = [[role, f"{role} {number}"] for number in range(500) for role in ("user", "assistant")]
-    examples = Examples(template=Template.load("{prompt}="), form="messages")
-    encoder = Encoder(CountingTokenizer.load(byte_dir), examples, (60, 50))
-    ids = encoder([(json.dumps(turns),)]).columns[0][0]
-    expected = [f"user {number}= assistant {number}\n" for number in (497, 498)]
-    assert encoder.tokenizer.decode(ids) == "".join(expected) + "user 499="
-    assert len(sizes) < 14
-    assert sum(sizes) < 3 * sizes[0]

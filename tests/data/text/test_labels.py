@@ -4,7 +4,6 @@ each belongs to.
 
 from __future__ import annotations
 
-import re
 from decimal import Decimal
 
 import pytest
@@ -22,15 +21,11 @@ def test_labels_of_tokens_are_written_in_several_ways(cell: object) -> None:
 @pytest.mark.parametrize(
     ("cell", "label"),
     [
-        ("spam", "spam"),
         (3, "3"),
-        (3.0, "3"),
-        (True, "true"),
         (0.25, "0.25"),
         (2**53 + 1, "9007199254740993"),
         (1e23, "1" + "0" * 23),
         (Decimal("0." + "1" * 38), "0." + "1" * 38),
-        (-0.0, "0"),
         (10**400, "1" + "0" * 400),
         ("[a]", "[a]"),
     ],
@@ -44,26 +39,6 @@ def test_labels_become_numbers_of_names_or_what_they_say() -> None:
     assert numbered(["H", None, "C"], ("C", "E", "H")) == [2, None, 0]
     assert numbered(["-0.5", "3"], ()) == [-0.5, 3.0]
     assert in_order(["10", "9", "-1"]) == ["-1", "9", "10"] and in_order(["b", "10", "9"]) == ["10", "9", "b"]
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: labels_of("CEH", "01"), "3 labels and a mask of 2"),
-        (lambda: labels_of("CEH", "012"), "'2' in its mask"),
-        (lambda: labels_of(3), "int, not a list"),
-        (lambda: label_of(None), "missing"),
-        (lambda: numbered(["X"], ("C", "E")), "'X', which is none of C, E"),
-        (lambda: numbered(["X"], ()), "'X', which is no number"),
-        (lambda: numbered(["1e39"], ()), "'1e39', which is no number up to 3.4e+38"),
-        (lambda: label_of(float("inf")), "inf, which is no label"),
-        (lambda: spans_of("MKVL", 3), "3 labels, its text 4 letters"),
-        (lambda: spans_of("MKVL", 1, is_protein=True), "1 labels, its text 4 letters"),
-    ],
-)
-def test_what_is_wrong_is_told(call: object, words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
-        call()  # type: ignore[operator]
 
 
 def test_labels_belong_to_letters_or_to_words() -> None:
@@ -84,8 +59,3 @@ def test_proteins_are_prepared_as_their_models_were_trained() -> None:
 def test_labels_as_pandas_and_transformers_write_them(cell: object) -> None:
     assert labels_of(cell) == ["O", "B-PER", None]
     assert words_of("['The', 'EU']") == "The EU" and words_of("[1] The EU") == "[1] The EU"
-    with pytest.raises(ValueError, match="no list"):
-        labels_of("['O' 'B-PER']")  # NumPy's, which Python reads as one text
-    for several in (["a", "b"], "['a', 'b']", '["a"]', "['a' 'b']"):
-        with pytest.raises(ValueError, match="several labels"):
-            label_of(several)

@@ -10,7 +10,7 @@ import pytest
 
 from data.dataset import LowMemDataset
 from data.prepare.preparing import prepare
-from data.text.templates import TEMPLATES, Template, template_of
+from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
 
@@ -23,7 +23,6 @@ TALK = [("user", "Hi"), ("assistant", "Hello!"), ("user", "Who?")]
         ("plain", "Be kind.", "Be kind.\nHi\nHello!\nWho?"),
         ("chat", "Be kind.", "Be kind.\nUser: Hi\nAssistant: Hello!\nUser: Who?\nAssistant:"),
         ("chat_zh", None, "问：Hi\n答：Hello!\n问：Who?\n答："),
-        ("Q: {prompt} {system}!", "s", "Q: Hi s! Hello!\nQ: Who? !"),
         (r"<{prompt}>\n", None, "<Hi>\nHello!\n<Who?>\n"),
     ],
 )
@@ -34,38 +33,6 @@ def test_turns_are_written_one_after_the_other(name: str, system: str | None, ex
 def test_one_turn_fills_the_text_once_behind_the_prefix() -> None:
     assert Template.load("plain", "summarize: ").prompt([("user", "a {prompt} b")]) == "summarize: a {prompt} b"
     assert Template.load("question").prompt([("user", "why?")]) == "question: why?"
-
-
-@pytest.mark.parametrize("name", [*TEMPLATES, "Q: {prompt}\\nA:"])
-def test_the_newest_question_is_found_again(name: str) -> None:
-    template = Template.load(name, "summarize: ")
-    assert template.question(template.prompt([("user", "What is it?")]).strip()) == "What is it?"
-    if name in ("chat", "alpaca", "chat_zh"):
-        talk = [("system", "Be kind."), *TALK]
-        assert template.question(template.prompt(talk).strip()) == "Who?"
-        cut = template.prompt(talk)[:-12]
-        assert template.question(cut) == cut, "the end is missing, so nothing is taken off"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("chatt", ["chatt", "plain, chat", "{prompt}"]),
-        ("{prompt} {role}", ["unknown place {role}"]),
-        ("{system}", ["exactly once"]),
-    ],
-)
-def test_wrong_templates_are_user_errors(text: str, words: list[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        Template.load(text)
-    assert all(word in str(caught.value) for word in words)
-
-
-@pytest.mark.parametrize("content", ["{", "[1]", '{"x": 1}'])
-def test_a_broken_file_is_a_user_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "prompt_template.json").write_text(content)
-    with pytest.raises(UserError, match="cannot be read"):
-        Template.read(tmp_path)
 
 
 def test_the_template_goes_with_shards_and_tokenizer(configure: Any, pairs_file: Path, tmp_path: Path) -> None:

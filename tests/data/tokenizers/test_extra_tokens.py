@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from data.prepare.data_tokenizer import read_extra_tokens
-from data.text.templates import template_of
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
-from settings.declared import DataConfig
-from settings.errors import UserError
 from tests.data.tokenizers.models import folder_of, sentencepiece_model
 from tests.data.tokenizers.test_published import codet5_folder
 
@@ -59,26 +55,6 @@ def test_added_tokens_take_the_next_ids_and_come_back(folder: FolderOf, kind: st
     for (ids,) in (more.encode_batch(["<a_12><a_1>"]), more.encode_prompts(["<a_12><a_1>"])):
         assert ids[-2:].tolist() == [base.size + 1, base.size]
     assert more.decode(more.encode_batch(["Zürich<a_1>"])[0]).strip() == "Zürich<a_1>"
-
-
-def test_what_lies_beside_a_tokenizer_stays(folder: FolderOf, tmp_path: Path) -> None:
-    path = folder("bpe")
-    config = json.loads((path / "tokenizer_config.json").read_text())
-    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
-    Tokenizer.load(path).save_extended(NEW, tmp_path / "more")
-    beside_both, beside_none = template_of(DataConfig(), path), template_of(DataConfig(), tmp_path)
-    assert template_of(DataConfig(), tmp_path / "more") == beside_both != beside_none
-
-
-def test_a_file_without_tokens_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "tokens"
-    path.write_text(" \n")
-    for wrong in (path, tmp_path / "none"):
-        with pytest.raises(UserError, match="extra_tokens"):
-            read_extra_tokens(str(wrong))
-    path.write_text("<b>\n\n <a> \r\n<b>\n", newline="")
-    assert read_extra_tokens(str(path)) == ["<b>", "<a>"]
 
 
 @pytest.mark.slow
