@@ -43,19 +43,7 @@ def recorder_of(peak_bytes: int, group: Group | None = None) -> Recorder:
     return Recorder(live, plan)
 
 
-def test_the_ram_beside_a_gpu_over_its_budget() -> None:
-    recorder = recorder_of(700 * MIB)
-    live: Any = recorder.live
-    live.device = SimpleNamespace(is_separate_memory=True, memory_peak_bytes=lambda: 300 * MIB)
-    live.monitor.budget_bytes = 800 * MIB
-    assert recorder.summary().first_over is None
-    live.monitor.budget_bytes = 512 * MIB
-    over = recorder.summary()
-    assert over.first_over == "after the last step, in evaluation" and over.measured_peak_bytes == 300 * MIB
-    assert "the peak was 700.0 MiB" in over.over_budget() and "--memory_budget=700M" in over.over_budget()
-
-
-@pytest.mark.parametrize(("peak", "is_over"), [(690, False), (720, False), (740, True)])
+@pytest.mark.parametrize(("peak", "is_over"), [(720, False), (740, True)])
 def test_a_peak_is_remembered_where_a_smaller_plan_counts_anew(peak: int, is_over: bool) -> None:
     """Within the margin below a limit that others have lowered it is no reason for exit code 3."""
     messages: list[str] = []

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
-import pytest
-
-from training.report.run_files import LONGEST_LINE, EventReader, LatestEvents, read_record, run_names
+from training.report.run_files import LONGEST_LINE, EventReader, read_record
 
 
 def lines(*steps: int) -> str:
@@ -52,26 +49,3 @@ def test_a_record_holds_finite_numbers_and_odd_files_count_as_absent(tmp_path: P
     for junk in ("", "[]", "nonsense", "[" * 5000):
         path.write_text(junk)
         assert read_record(path) == {}
-
-
-def test_a_run_that_starts_again_has_no_end_yet() -> None:
-    latest = LatestEvents()
-    for kind in ("start", "end", "failed", "start"):
-        latest.add({"event": kind})
-    assert set(latest) == {"start"} and latest["end"] == {}
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert read_record(tmp_path / "pipe") == {}
-    with pytest.raises(OSError):
-        read(EventReader(tmp_path / "pipe"))
-
-
-def test_names_of_runs(tmp_path: Path) -> None:
-    files = ("logs/a/metrics.jsonl", "logs/b/heartbeat.json", "logs/c/x", "models/b/run.json", "models/.d/run.json")
-    for file in files:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("")
-    assert run_names(tmp_path / "logs", tmp_path / "models") == ["a", "b"]
