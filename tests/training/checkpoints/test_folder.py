@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -112,22 +111,3 @@ def test_the_best_is_not_forgotten_where_it_is_damaged(tmp_path: Path) -> None:
     for step in (2, 3):
         checkpoints.save(step, write_file(str(step)))
     assert checkpoints.named_best() == best and best.is_dir() and checkpoints.best() is None
-
-
-def test_nothing_but_damaged_checkpoints_is_told(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep_latest=3)
-    for step in (1, 2):
-        path = checkpoints.save(step, write_file(str(step)))
-        (path / "model.safetensors").write_text("x")
-    with pytest.raises(UserError) as caught:
-        checkpoints.intact()
-    assert len(caught.value.problems) == 3
-    assert names(tmp_path) == ["latest", "step_00000001", "step_00000002"]
-
-
-def test_the_record_of_the_best_leads_nowhere_else(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep_latest=3)
-    path = checkpoints.save(1, write_file("1"), is_best=True)
-    sums = json.loads((path / "checksums.json").read_text())
-    (path / "checksums.json").write_text(json.dumps({**sums, "best_step": "../../x"}))
-    assert checkpoints.best() is None

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from common.storage import write_text
-from model.formats.checksums import damages
 from settings.errors import UserError
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
@@ -66,19 +65,6 @@ def test_a_clock_that_is_set_back_does_not_change_which_run_is_the_newest(
     assert runs_newest_first(tmp_path)[0].folder == tmp_path / "first"
 
 
-@pytest.mark.usefixtures("ticking")
-def test_a_run_has_the_model_of_its_best_checkpoint_until_it_is_finished(tmp_path: Path) -> None:
-    folder = create_run(tmp_path, "first", "pretrain")
-    (run,) = runs_newest_first(tmp_path)
-    assert run.model_folder is None and not run.is_finished
-    checkpoints = Checkpoints(folder, keep_latest=2)
-    best = checkpoints.save(1, write_model, is_best=True)
-    checkpoints.save(2, write_model)
-    assert run.model_folder == best and not run.is_finished
-    publish(best, folder)
-    assert run.model_folder == folder and run.is_finished
-
-
 @pytest.mark.parametrize(("name", "problem"), [("..", "not a valid folder name"), ("thesis", "not a run of this")])
 def test_only_runs_are_made_and_overwritten(tmp_path: Path, name: str, problem: str) -> None:
     (tmp_path / "thesis").mkdir()
@@ -88,24 +74,6 @@ def test_only_runs_are_made_and_overwritten(tmp_path: Path, name: str, problem: 
     assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "chapter"]
     (tmp_path / "empty").mkdir()
     assert create_run(tmp_path, "empty", "pretrain") == tmp_path / "empty"
-
-
-def test_a_whole_model_is_published_whatever_has_become_of_its_state(tmp_path: Path) -> None:
-    run_dir = create_run(tmp_path, "run", "pretrain")
-
-    def write(folder: Path) -> None:
-        write_model(folder)
-        (folder / "state" / "optimizer.safetensors").write_text("moments")
-
-    checkpoint = Checkpoints(run_dir, keep_latest=1).save(1, write)
-    (checkpoint / "state" / "optimizer.safetensors").write_text("damaged")
-    publish(checkpoint, run_dir)
-    assert damages(run_dir) == []
-    (checkpoint / "model.safetensors").unlink()  # The run's own folder shares it.
-    (checkpoint / "model.safetensors").write_text("damaged too")
-    with pytest.raises(UserError, match="the model was not published"):
-        publish(checkpoint, run_dir)
-    assert damages(run_dir) == [], "the one before stays"
 
 
 def test_a_best_checkpoint_that_somebody_has_removed_is_not_replaced_in_silence(tmp_path: Path) -> None:

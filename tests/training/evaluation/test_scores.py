@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,6 @@ from settings.declared import Config
 from training.evaluation.metrics import METRICS, normalised, token_f1
 from training.evaluation.scores import AnswerScores, metric_names
 
-ROOT = Path(__file__).resolve().parents[3]
 ANSWERS = [
     "The cat sat on the mat.",
     "a dog barks, loudly",
@@ -89,12 +86,6 @@ def test_of_several_right_answers_the_best_counts() -> None:
     scores.add("The Cat!", ["dog", "cat"])
     scores.add("cat", ["dog", "cat"])
     assert scores.result() == {"exact_match": 100.0, "identical": 50.0}
-
-
-def test_the_geometric_mean_of_bleu_and_chrf_plus_plus() -> None:
-    parts = scored(["bleu", "chrf++"])
-    assert scored(["geometric_mean"])["geometric_mean"] == pytest.approx((parts["bleu"] * parts["chrf++"]) ** 0.5)
-    assert "tok:13a" in AnswerScores(["geometric_mean"]).signatures["bleu"]
 
 
 def test_rouge_is_that_of_rouge_score() -> None:

@@ -9,7 +9,6 @@ import pytest
 from tests.ranks import run_ranks
 
 CHILD = Path(__file__).with_name("group_child.py")
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,3 @@ def test_a_run_that_prepares_is_stopped_as_ctrl_c_does(tmp_path: Path) -> None:
         (folder / REQUEST_FILE).write_text("stop\n")
         threading.Event().wait()  # The main thread waits for a child that prepares.
     assert list(tmp_path.iterdir()) == [], "it had come to nothing that is kept"
-
-
-def test_of_a_run_that_is_refused_nothing_is_left(tmp_path: Path) -> None:
-    folder = tmp_path / "logs" / "one"
-    with pytest.raises(UserError), Heartbeat(never) as sign:
-        sign.begin(folder, dict)
-        assert sign_in(folder)["state"] == "starting"
-        raise UserError("seed = x, is wrong")
-    assert not any(tmp_path.iterdir())

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from loguru import logger
 
 from common.language import say, speak
 from devices import pick
@@ -19,7 +17,7 @@ from settings.errors import UserError
 from tests.training.small_runs import configuration
 from training.report.endings import Interrupted
 from training.report.heartbeat import Heartbeat
-from training.report.log_files import MetricsFile, close_log, log_crash, open_log
+from training.report.log_files import MetricsFile, close_log, open_log
 from training.report.run_log import RunLog
 
 STOPPED = "stopped after step {step}, saved in {folder}; continue with\n  {command}"
@@ -103,19 +101,6 @@ def test_resume_keeps_each_step_once_and_drops_what_is_no_event(tmp_path: Path) 
     assert [other.name for other in path.parent.iterdir()] == ["metrics.jsonl"]
     MetricsFile(path).close()
     assert path.read_bytes() == b"", "a new run starts empty"
-
-
-def test_the_log_takes_everything_and_the_screen_warnings(tmp_path: Path) -> None:
-    screen: list[str] = []
-    path = open_log(tmp_path / "logs", "my_run", True, screen.append)
-    assert path is not None and re.fullmatch(r"chat_trainer_low_mem_\d{8}_\d{6}_my_run\.log", path.name)
-    logger.debug("quiet detail {}", 1)
-    logger.warning("less memory than asked")
-    text = path.read_text(encoding="utf8")
-    assert all(part in text for part in ("my_run", "quiet detail 1", "less memory than asked"))
-    assert screen == ["WARNING: less memory than asked"]
-    assert log_crash("Traceback: boom") == path and "Traceback: boom" in path.read_text(encoding="utf8")
-    assert len(screen) == 1 and log_crash("no log is open") is None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
