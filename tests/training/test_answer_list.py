@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from settings.errors import UserError
 from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
 
@@ -52,5 +51,3 @@ def test_a_run_is_evaluated_by_ranked_answers_and_leaves_their_list(tmp_path: Pa
     more = {"max_steps": 3, "is_keep_training": True, "answers": listed}
     LowMemTrainer(configuration(tmp_path, "ranked", **{**flags, **more})).train()
     assert len(events(tmp_path, "ranked", "eval")) == len(evaluations) + 1
-    with pytest.raises(UserError, match="--num_answers"):
-        LowMemTrainer(configuration(tmp_path, "other", **{**flags, "answers": rows, "num_beams": 2})).train()

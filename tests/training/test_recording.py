@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from settings.declared import Config
 from training.processes.group import Group
 from training.recording import Recorder
@@ -41,34 +39,6 @@ def recorder_of(peak_bytes: int, group: Group | None = None) -> Recorder:
     )
     plan: Any = SimpleNamespace(peak_bytes=600 * MIB, seconds=1.0, seconds_total=None)
     return Recorder(live, plan)
-
-
-def test_the_ram_beside_a_gpu_over_its_budget() -> None:
-    recorder = recorder_of(700 * MIB)
-    live: Any = recorder.live
-    live.device = SimpleNamespace(is_separate_memory=True, memory_peak_bytes=lambda: 300 * MIB)
-    live.monitor.budget_bytes = 800 * MIB
-    assert recorder.summary().first_over is None
-    live.monitor.budget_bytes = 512 * MIB
-    over = recorder.summary()
-    assert over.first_over == "after the last step, in evaluation" and over.measured_peak_bytes == 300 * MIB
-    assert "the peak was 700.0 MiB" in over.over_budget() and "--memory_budget=700M" in over.over_budget()
-
-
-@pytest.mark.parametrize(("peak", "is_over"), [(690, False), (720, False), (740, True)])
-def test_a_peak_is_remembered_where_a_smaller_plan_counts_anew(peak: int, is_over: bool) -> None:
-    """Within the margin below a limit that others have lowered it is no reason for exit code 3."""
-    messages: list[str] = []
-    recorder = recorder_of(peak * MIB)
-    live: Any = recorder.live
-    live.controller.allowed_bytes = 732 * MIB
-    live.log.tell = messages.append
-    recorder.note_peak(3)
-    live.monitor.counted_peak_bytes = 0
-    recorder.note_peak(4)
-    summary = recorder.summary()
-    assert summary.first_over == ("at step 3" if is_over else None) and len(messages) == is_over
-    assert summary.counted_peak_bytes == (peak * MIB if peak > 700 else 0)
 
 
 class BesideAnother(Group):

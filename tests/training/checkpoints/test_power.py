@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.faults.disk_faults import Fault, PowerLoss, watch_changes
@@ -22,8 +21,7 @@ from model.formats.checksums import damages
 from settings.errors import UserError
 from tests.killing import run_child
 from training.checkpoints.folder import Checkpoints, step_of
-from training.checkpoints.runs import create_run, delete_replaced_run, publish, read_run, resume_run
-from training.setup.dpo_reference import ReferenceStore
+from training.checkpoints.runs import create_run, delete_replaced_run, publish, resume_run
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs the names of open files"),
@@ -77,21 +75,6 @@ def begin(disk: Path, word: str, overwrite: bool = False) -> Path:
 
 def save(disk: Path, step: int, is_best: bool = False) -> Path:
     return Checkpoints(disk / "runs" / "r", keep_latest=1).save(step, write, is_best)
-
-
-def test_a_new_run_and_its_first_checkpoint(tmp_path: Path, how: str) -> None:
-    def begin_and_save(disk: Path) -> None:
-        begin(disk, "new")
-        save(disk, 1)
-
-    disks = disks_of(tmp_path, how, lambda disk: None, begin_and_save)
-    assert len(disks) > 20
-    for disk in disks:
-        run_dir = disk / "runs" / "r"
-        assert not run_dir.exists() or (read_run(run_dir) and (run_dir / "settings.json").read_text() == "new")
-        intact = Checkpoints(run_dir, 1).latest()
-        assert intact is None or (intact / "model.safetensors").read_text() == "1"
-    assert intact is not None, "a save that has returned is on the disk"
 
 
 def test_a_run_that_is_replaced(tmp_path: Path, how: str) -> None:
@@ -173,19 +156,3 @@ def test_a_folder_that_a_command_writes_anew(tmp_path: Path, how: str) -> None:
         assert damages(disk / "out") == [] and (disk / "out" / "model").read_text() in ("old", "new")
         make(disk, "newer")
         assert [path.name for path in disk.iterdir()] == ["out"]
-
-
-def test_reference_log_probabilities(tmp_path: Path, how: str) -> None:
-    """Rows that were written once are on the disk, or the store is not there: else the run could not go on."""
-
-    def fill(disk: Path) -> None:
-        for name in ("train", "validation"):
-            store = ReferenceStore(disk / "reference" / f"{name}.npy", 4)
-            store.write(np.array([0, 1, 3]), np.ones((3, 2), np.float32))
-
-    disks = disks_of(tmp_path, how, lambda disk: None, fill)
-    for disk in disks:
-        for path in (disk / "reference").glob("*.npy"):
-            if not path.name.startswith("."):
-                assert ReferenceStore(path, 4).unknown().sum() in (1, 4)
-    assert ReferenceStore(disks[-1] / "reference" / "train.npy", 4).unknown().sum() == 1

@@ -62,14 +62,6 @@ def test_a_run_under_another_name_is_the_same_run(tmp_path: Path) -> None:
         assert second.acquire(tmp_path / "other" / "run") == []
 
 
-def test_a_broken_record_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / OWNER_FILE).write_text('{"process": "x", "host": 1, "started": null}')
-    with RunLock() as first, RunLock() as second:
-        assert first.acquire(tmp_path / "run") == []
-        assert "another process" in second.acquire(tmp_path / "run")[0]
-
-
 @pytest.mark.skipif(os.name == "nt", reason="fcntl")
 def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from common.storage import write_text
-from model.formats.checksums import damages
 from settings.errors import UserError
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import (
-    check_new_run,
     create_run,
     delete_replaced_run,
-    model_folder,
     publish,
     read_run,
     restore_replaced_run,
@@ -69,22 +65,7 @@ def test_a_clock_that_is_set_back_does_not_change_which_run_is_the_newest(
     assert runs_newest_first(tmp_path)[0].folder == tmp_path / "first"
 
 
-@pytest.mark.usefixtures("ticking")
-def test_a_run_has_the_model_of_its_best_checkpoint_until_it_is_finished(tmp_path: Path) -> None:
-    folder = create_run(tmp_path, "first", "pretrain")
-    (run,) = runs_newest_first(tmp_path)
-    assert run.model_folder is None and not run.is_finished
-    checkpoints = Checkpoints(folder, keep_latest=2)
-    best = checkpoints.save(1, write_model, is_best=True)
-    checkpoints.save(2, write_model)
-    assert run.model_folder == best and not run.is_finished
-    publish(best, folder)
-    assert run.model_folder == folder and run.is_finished
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"), [("..", "not a valid folder name"), ("a/b", "not a valid"), ("thesis", "not a run of this")]
-)
+@pytest.mark.parametrize(("name", "problem"), [("..", "not a valid folder name"), ("thesis", "not a run of this")])
 def test_only_runs_are_made_and_overwritten(tmp_path: Path, name: str, problem: str) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("years of work")
@@ -93,68 +74,6 @@ def test_only_runs_are_made_and_overwritten(tmp_path: Path, name: str, problem: 
     assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "chapter"]
     (tmp_path / "empty").mkdir()
     assert create_run(tmp_path, "empty", "pretrain") == tmp_path / "empty"
-
-
-def test_an_existing_name_is_refused_unless_overwritten(tmp_path: Path) -> None:
-    run_dir = create_run(tmp_path, "run", "pretrain")
-    (run_dir / "old").write_text("")
-    with pytest.raises(UserError, match=r"--run_name = run, exists .*--overwrite=True"):
-        create_run(tmp_path, "run", "finetune")
-    assert (run_dir / "old").exists()
-    delete_replaced_run(create_run(tmp_path, "run", "finetune", overwrite=True))
-    assert [path.name for path in run_dir.iterdir()] == ["run.json"]
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_an_unwritable_output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert "is a file" in check_new_run(folder, "run")[0]
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert "is not writable" in check_new_run(tmp_path / "a" / "b", "run")[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["file"], "checking creates nothing"
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_publishing_makes_the_run_a_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-    if not links:
-        monkeypatch.setattr(os, "link", lambda source, target: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
-    run_dir = create_run(tmp_path, "run", "pretrain")
-    checkpoints = Checkpoints(run_dir, keep_latest=1)
-    for step in (1, 2):
-        checkpoint = checkpoints.save(step, write_model)
-        for _ in range(2):  # twice the same is fine
-            publish(checkpoint, run_dir)
-        assert model_folder(run_dir) == run_dir
-        assert (run_dir / "model.safetensors").read_text() == f".tmp-step_0000000{step}"
-    assert sorted(p.name for p in run_dir.iterdir()) == [
-        "checkpoints",
-        "checksums.json",
-        "config.json",
-        "model.safetensors",
-        "run.json",
-    ]
-    assert damages(run_dir) == []
-    shared = os.stat(run_dir / "model.safetensors").st_ino == os.stat(checkpoint / "model.safetensors").st_ino
-    assert shared == links
-
-
-def test_a_whole_model_is_published_whatever_has_become_of_its_state(tmp_path: Path) -> None:
-    run_dir = create_run(tmp_path, "run", "pretrain")
-
-    def write(folder: Path) -> None:
-        write_model(folder)
-        (folder / "state" / "optimizer.safetensors").write_text("moments")
-
-    checkpoint = Checkpoints(run_dir, keep_latest=1).save(1, write)
-    (checkpoint / "state" / "optimizer.safetensors").write_text("damaged")
-    publish(checkpoint, run_dir)
-    assert damages(run_dir) == []
-    (checkpoint / "model.safetensors").unlink()  # The run's own folder shares it.
-    (checkpoint / "model.safetensors").write_text("damaged too")
-    with pytest.raises(UserError, match="the model was not published"):
-        publish(checkpoint, run_dir)
-    assert damages(run_dir) == [], "the one before stays"
 
 
 def test_a_best_checkpoint_that_somebody_has_removed_is_not_replaced_in_silence(tmp_path: Path) -> None:

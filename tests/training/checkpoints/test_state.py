@@ -1,11 +1,9 @@
-"""What resuming needs is all there, or the file that lacks it is named; nothing in it is run."""
+"""What resuming needs is all there, or the file that lacks it is named."""
 
 from __future__ import annotations
 
 import json
-import os
-import pickle
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +15,13 @@ from data.tokenizers.training import byte_tokenizer
 from engine.loss_scaling import LossScaling
 from engine.optimizers import OPTIMIZERS, Optimizer, Step
 from memory.estimate.workload import ExecutionPlan
-from model.formats.answering import answers_by
 from model.t5 import T5
-from settings.declared import GenerateConfig
 from settings.errors import UserError
 from tests.training.small_trained import SHAPE
 from training.checkpoints.content import load_optimizer, write_checkpoint
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import BestMetric
 
-CPU = torch.device("cpu")
 STATE = TrainingState(
     step=3,
     tokens=100,
@@ -38,38 +33,21 @@ STATE = TrainingState(
 )
 
 
-def trained(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> tuple[T5, Optimizer]:
-    """A model after one update with drawn gradients."""
-    model = T5(SHAPE, dtype=dtype).initialise(1)
-    optimizer = OPTIMIZERS[name](dict(model.named_parameters()))
+def saved(folder: Path) -> None:
+    """Write a model after one update with drawn gradients."""
+    model = T5(SHAPE).initialise(1)
+    optimizer = OPTIMIZERS["adamw_8bit"](dict(model.named_parameters()))
     draw = torch.Generator().manual_seed(5)
     for weight in model.parameters():
-        weight.grad = torch.randn(weight.shape, generator=draw, dtype=torch.float32).to(weight.dtype)
+        weight.grad = torch.randn(weight.shape, generator=draw)
         optimizer.update([weight], Step(1, 1e-3))
         weight.grad = None
-    return model, optimizer
-
-
-def write(folder: Path, model: T5, optimizer: Optimizer, state: TrainingState = STATE, **more: Any) -> None:
-    write_checkpoint(folder, model, optimizer, byte_tokenizer(), state, **more)
-
-
-def test_how_the_model_shall_answer_is_in_its_folder(tmp_path: Path) -> None:
-    model, optimizer = trained("adafactor", torch.float32)
-    (tmp_path / "c").mkdir()
-    write(tmp_path / "c", model, optimizer, answers=GenerateConfig(num_beams=2, max_new_tokens=9))
-    assert answers_by(tmp_path / "c") == ({"num_beams": 2, "max_new_tokens": 9}, [])
-
-
-def saved(folder: Path, name: str = "adafactor", dtype: torch.dtype = torch.float32) -> Optimizer:
-    model, optimizer = trained(name, dtype)
     folder.mkdir()
-    write(folder, model, optimizer)
-    return optimizer
+    write_checkpoint(folder, model, optimizer, byte_tokenizer(), STATE)
 
 
-def empty(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> Optimizer:
-    return OPTIMIZERS[name](dict(T5(SHAPE, dtype=dtype).named_parameters()))
+def empty() -> Optimizer:
+    return OPTIMIZERS["adamw_8bit"](dict(T5(SHAPE).named_parameters()))
 
 
 def test_a_state_that_an_earlier_version_has_written_is_read_as_it_was_meant(tmp_path: Path) -> None:
@@ -88,13 +66,8 @@ def test_a_state_that_an_earlier_version_has_written_is_read_as_it_was_meant(tmp
 
 WRONG: list[tuple[str, Any]] = [
     ("step", None),
-    ("tokens", "many"),
     ("foreign", 1),
-    ("choice.batch_size_per_gpu", True),
     ("choice.storage", "float99"),
-    ("loss_scaling.scale", "load"),
-    ("measured_on", {"content": "1"}),
-    ("", "{"),
     ("", "[" * 100_000),
 ]
 
@@ -116,52 +89,19 @@ def test_a_field_that_is_missing_or_foreign_is_told(tmp_path: Path, field: str, 
     assert "training.json" in str(caught.value) and name in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("adafactor", torch.bfloat16), ("adamw_8bit", torch.float32)])
-def test_a_missing_tensor_of_the_optimizer_is_noticed(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    saved(tmp_path / "c", name, dtype)
-    load_optimizer(tmp_path / "c", empty(name, dtype))
+def test_a_missing_tensor_of_the_optimizer_is_noticed(tmp_path: Path) -> None:
+    saved(tmp_path / "c")
+    load_optimizer(tmp_path / "c", empty())
     file = tmp_path / "c" / "state" / "optimizer.safetensors"
     tensors = load_file(file)
     for key in sorted(tensors)[::7]:
         save_file({other: tensor for other, tensor in tensors.items() if other != key}, file)
         with pytest.raises(UserError, match="lacks tensors") as caught:
-            load_optimizer(tmp_path / "c", empty(name, dtype))
+            load_optimizer(tmp_path / "c", empty())
         assert key.rpartition("/")[0] in str(caught.value)
-
-
-class Bomb:
-    """Leaves a file behind where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-def test_a_checkpoint_without_its_optimizer_state_is_refused_and_none_is_unpickled(tmp_path: Path) -> None:
-    saved(tmp_path / "c")
-    path = tmp_path / "c" / "state" / "optimizer.safetensors"
-    path.write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
+    file.write_bytes(b"no safetensors")
     with pytest.raises(UserError, match="cannot be read"):
         load_optimizer(tmp_path / "c", empty())
-    assert not (tmp_path / "ran").exists()
-    path.unlink()
+    file.unlink()
     with pytest.raises(UserError, match="--finetune_from"):
         load_optimizer(tmp_path / "c", empty())
-
-
-@pytest.mark.parametrize("name, step, is_whole", [("muon", 0, True), ("adamw", 3, False)])
-def test_an_empty_state_is_whole_where_none_is_due(tmp_path: Path, name: str, step: int, is_whole: bool) -> None:
-    """Before the first step no optimizer has any."""
-    matrix = torch.nn.Parameter(torch.ones(4, 3))
-    optimizer = OPTIMIZERS[name]({"encoder.blocks.0.attention.q.adapter.a": matrix})
-    model, _ = trained()
-    (tmp_path / "c").mkdir()
-    state = replace(STATE, step=step, loss_scaling=None)
-    write(tmp_path / "c", model, optimizer, state)
-    if is_whole:
-        load_optimizer(tmp_path / "c", optimizer)
-    else:
-        with pytest.raises(UserError, match=r"lacks tensors .*: all of it"):
-            load_optimizer(tmp_path / "c", optimizer)

@@ -21,16 +21,6 @@ def test_patience_counts_evaluations_in_a_row() -> None:
     assert "2 evaluations" in remark and "loss 2.0000 at step 3" in remark
 
 
-def test_a_run_that_got_no_better_is_known() -> None:
-    best = BestMetric("loss")
-    run(best, [3.0], first=0)
-    assert not best.remarks(0), "nothing was trained yet"
-    run(best, [3.1, 3.0])
-    assert best.remarks(2) and BestMetric.restore("loss", 0, best.state()).remarks(2)
-    run(best, [2.9], first=3)
-    assert not best.remarks(3)
-
-
 def test_what_is_no_number_is_never_the_best() -> None:
     best = BestMetric("loss", patience=3)
     assert [new for new, _ in run(best, [math.nan, math.inf, 5.0, math.nan])] == [False, False, True, False]
@@ -45,11 +35,3 @@ def test_a_resumed_run_stops_where_an_unbroken_one_does() -> None:
     second = BestMetric.restore("loss", 3, json.loads(json.dumps(first.state())))
     assert run(second, numbers[cut:], cut + 1) == expected[cut:]
     assert second == whole
-
-
-def test_flags_of_the_resumed_run_count() -> None:
-    best = BestMetric("loss", 1)
-    run(best, [1.0, 2.0])
-    assert best.should_stop and not BestMetric.restore("loss", 5, best.state()).should_stop
-    assert BestMetric.restore("bleu", 1, best.state()) == BestMetric("bleu", 1)
-    assert BestMetric.restore("loss", 2, None) == BestMetric("loss", 2)

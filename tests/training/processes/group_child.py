@@ -11,7 +11,7 @@ import sys
 from accelerate import Accelerator
 
 import train_low_mem
-from settings.errors import DoesNotFit, UserError
+from settings.errors import UserError
 from training.processes.group import Group
 
 
@@ -21,20 +21,12 @@ def act(words: list[str]) -> int:
     with Group(Accelerator(cpu=True)) as group:
         group.resumes_by("train --is_keep_training=True --run_name=ours")
         check(group)
-        if deed == "all refuse":
-            raise UserError("--batch = 0, is wrong everywhere")
-        elif deed == "main refuses":
-            group.run_on_main(refuse)
-        elif group.rank == 1 and deed == "refuse":
+        if group.rank == 1 and deed == "refuse":
             raise UserError("--train_file = x, is torn on this machine")
         elif group.rank == 1 and deed == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         group.wait()
     return 0
-
-
-def refuse() -> None:
-    raise DoesNotFit("the least is 9 GiB")
 
 
 def check(group: Group) -> None:

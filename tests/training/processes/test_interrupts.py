@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from training.processes.interrupts import ends_like_ctrl_c
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 CHILD = """
@@ -43,17 +40,6 @@ def test_what_a_launcher_forwards_is_the_same_request() -> None:
     assert result.stderr.count("again to quit at once") == 1
 
 
-@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
-def test_a_reader_that_the_same_signal_has_ended_costs_nothing() -> None:
-    """As `tee` behind a run that Ctrl-C ends."""
-    read, write = os.pipe()
-    os.close(read)
-    code = CHILD.format(seconds=60.0, first="SIGINT")
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=write, timeout=60)
-    os.close(write)
-    assert (result.returncode, result.stdout) == (0, b"saved\n")
-
-
 CLOSED = """
 import os, signal, sys
 from training.processes.interrupts import Interrupts, ends_like_ctrl_c
@@ -73,10 +59,9 @@ except KeyboardInterrupt:
     ("before", "context", "result", "written"),
     [
         ("SIG_DFL", "Interrupts(is_main=False)", "goes on ", False),
-        ("SIG_DFL", "open(os.devnull)", "interrupted", False),
         ("SIG_IGN", "Interrupts(is_main=False)", "goes on ", True),
     ],
-    ids=["training", "before", "nohup"],
+    ids=["training", "nohup"],
 )
 def test_a_terminal_that_is_closed(tmp_path: Path, before: str, context: str, result: str, written: bool) -> None:
     """It asks as Ctrl-C does, and nothing is written to it any more; with nohup it asks for nothing."""
@@ -93,11 +78,3 @@ def test_a_terminal_that_is_closed(tmp_path: Path, before: str, context: str, re
     except OSError:  # nothing was written, and nobody is there to write
         assert not written
     os.close(terminal)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
-def test_a_batch_system_ends_what_is_no_training_as_ctrl_c_does() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before

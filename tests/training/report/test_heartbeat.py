@@ -51,23 +51,17 @@ def test_a_run_beats_while_it_prepares_and_until_it_has_ended(tmp_path: Path) ->
     assert sign_in(folder)["state"] == "done" and not (folder / PREPARING_FILE).exists()
 
 
-@pytest.mark.parametrize("is_running", [True, False], ids=["running", "preparing, with its files"])
 @pytest.mark.parametrize(
     ("error", "state", "reason"),
     [
         (Interrupted("stopped after step 4"), "stopped", "stopped after step 4"),
         (UserError("a = 1, is wrong", "b = 2, too"), "failed", "a = 1, is wrong\nb = 2, too"),
-        (ValueError("odd"), "failed", "ValueError: odd"),
     ],
 )
-def test_its_last_beat_says_how_the_run_ended(
-    tmp_path: Path, error: BaseException, state: str, reason: str, is_running: bool
-) -> None:
+def test_its_last_beat_says_how_the_run_ended(tmp_path: Path, error: BaseException, state: str, reason: str) -> None:
     with pytest.raises(type(error)), Heartbeat(never) as sign:
         sign.begin(tmp_path, dict)
-        sign.keep()
-        if is_running:
-            sign.run(tmp_path, dict)
+        sign.run(tmp_path, dict)
         raise error
     assert (sign_in(tmp_path)["state"], sign_in(tmp_path)["reason"]) == (state, reason)
 
@@ -91,42 +85,3 @@ def test_a_run_that_prepares_is_stopped_as_ctrl_c_does(tmp_path: Path) -> None:
         (folder / REQUEST_FILE).write_text("stop\n")
         threading.Event().wait()  # The main thread waits for a child that prepares.
     assert list(tmp_path.iterdir()) == [], "it had come to nothing that is kept"
-
-
-@pytest.mark.parametrize(("request_word", "is_main_thread"), [("save", True), ("stop", False)])
-def test_what_cannot_be_heard_while_it_prepares_waits_for_the_first_step(
-    tmp_path: Path, request_word: str, is_main_thread: bool
-) -> None:
-    (tmp_path / REQUEST_FILE).write_text("stop")  # It was meant for an earlier part of the run.
-    heard: list[str] = []
-
-    def prepare() -> None:
-        beats: list[int] = []
-        with Heartbeat(never) as sign:
-            sign.begin(tmp_path, lambda: {"step": beats.append(1)})
-            (tmp_path / REQUEST_FILE).write_text(request_word)
-            while len(beats) < 4:
-                pass
-            sign.run(tmp_path, dict)
-            heard.append(sign.poll_request())
-
-    if is_main_thread:
-        prepare()
-    else:
-        worker = threading.Thread(target=prepare)
-        worker.start()
-        worker.join()
-    assert heard == [request_word]
-
-
-@pytest.mark.parametrize("earlier", [None, {"state": "done"}])
-def test_of_a_run_that_is_refused_nothing_is_left(tmp_path: Path, earlier: dict[str, str] | None) -> None:
-    folder = tmp_path / "logs" / "one"
-    if earlier:
-        folder.mkdir(parents=True)
-        (folder / HEARTBEAT_FILE).write_text(json.dumps(earlier))
-    with pytest.raises(UserError), Heartbeat(never) as sign:
-        sign.begin(folder, dict)
-        assert sign_in(folder)["state"] == "starting"
-        raise UserError("seed = x, is wrong")
-    assert sign_in(folder) == earlier if earlier else not any(tmp_path.iterdir())

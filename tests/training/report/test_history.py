@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from training.report.card import CARD_FILE, MARK, push_command, write_card
 from training.report.endings import Interrupted
 from training.report.history import history
 from training.report.summary import Summary
-from training.report.trackers import tracker_names
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +75,7 @@ def test_each_validation_set_has_its_own_figures(trained: Trained) -> None:
     assert trained[0].best_evaluation and trained[0].best_evaluation["step"] == evaluations["step"][best]
 
 
-def test_a_metric_of_ones_own_that_fails_is_named(folder: Path) -> None:
-    config = configuration(folder, "wrong", eval_rows=2, metrics="f1")
-    with pytest.raises(UserError, match=r"metrics\['mine'\], failed .*ZeroDivisionError"):
-        LowMemTrainer(config, metrics={"mine": lambda answers, references: 1 / 0}).train()
-    with pytest.raises(UserError) as refused:
-        LowMemTrainer(
-            config.with_changes(run_name="new", metric_for_best="min"), metrics={"mine": len, "loss": len}
-        ).train()
-    assert len(refused.value.problems) == 2 and "did you mean mine?" in str(refused.value)
-
-
-def test_an_event_that_lacks_a_figure_leaves_a_gap(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"event": "step", "step": 1}\n{"event": "step", "step": 2, "x": 5}\n{"event": "st')
-    assert history(tmp_path) == {"step": [1, 2], "x": [None, 5]} == history(path)
-
-
-def test_a_run_as_a_picture(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_as_a_picture(trained: Trained) -> None:
     pytest.importorskip("matplotlib")
     figure = plot(trained[0])
     loss, memory, _ = figure.axes
@@ -103,11 +84,6 @@ def test_a_run_as_a_picture(trained: Trained, tmp_path: Path, monkeypatch: pytes
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     assert picture.getvalue().startswith(b"\x89PNG")
-    (tmp_path / "metrics.jsonl").write_text('{"event": "step", "step": 1, "loss": null}\n')
-    assert plot(tmp_path).axes[0].lines, "a loss that is no number is a gap"
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match="pip install matplotlib"):
-        plot(trained[0])
 
 
 def test_tensorboard_reads_what_was_written(trained: Trained, folder: Path) -> None:
@@ -130,15 +106,6 @@ def test_a_callback_ends_a_run(folder: Path) -> None:
     with pytest.raises(Interrupted, match="stopped after step 2, saved"):
         LowMemTrainer(configuration(folder, "ended"), callbacks=[stops]).train()
     assert (folder / "runs" / "ended" / "checkpoints" / "step_00000002").is_dir()
-
-
-def test_trackers_are_named_and_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tracker_names(None) == []
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError) as refused:
-        tracker_names("wandb,tensorbord")
-    lacking, unknown = refused.value.problems
-    assert lacking.endswith("run: python -m pip install wandb") and "did you mean tensorboard?" in unknown
 
 
 def test_the_card_of_a_run(trained: Trained) -> None:

@@ -1,14 +1,11 @@
-"""A run's events are read on from where one was, whatever lies in the file."""
+"""A run's events are read on from where one was."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
-import pytest
-
-from training.report.run_files import LONGEST_LINE, EventReader, LatestEvents, read_record, run_names
+from training.report.run_files import EventReader
 
 
 def lines(*steps: int) -> str:
@@ -32,46 +29,3 @@ def test_only_what_was_added_is_read_and_a_file_that_was_written_anew_is_known(t
     for content in (lines(1, 2, 4, 5), ""):
         path.write_text(content)
         assert not reader.is_same()
-
-
-def test_what_is_no_event_is_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    odd = ["not json", "[1]", '{"event": 5}', '{"event": "step", "step": "x"}', "[" * 9999]
-    path.write_bytes((lines(1) + "\n".join(odd) + "\n").encode() + bytes(3 * LONGEST_LINE))
-    reader = EventReader(path)
-    assert read(reader) == [1] and reader.offset > 3 * LONGEST_LINE, "what a loss of power leaves is read once"
-    with path.open("ab") as file:
-        file.write(bytes(10) + b"\n" + lines(2).encode())
-    assert read(reader) == [2] and read(EventReader(path)) == [1, 2]
-
-
-def test_a_record_holds_finite_numbers_and_odd_files_count_as_absent(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(f'{{"a": NaN, "b": 1e999, "c": {10**400}, "d": -2, "e": 0.5}}')
-    assert read_record(path) == {"a": None, "b": None, "c": None, "d": -2, "e": 0.5}
-    for junk in ("", "[]", "nonsense", "[" * 5000):
-        path.write_text(junk)
-        assert read_record(path) == {}
-
-
-def test_a_run_that_starts_again_has_no_end_yet() -> None:
-    latest = LatestEvents()
-    for kind in ("start", "end", "failed", "start"):
-        latest.add({"event": kind})
-    assert set(latest) == {"start"} and latest["end"] == {}
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert read_record(tmp_path / "pipe") == {}
-    with pytest.raises(OSError):
-        read(EventReader(tmp_path / "pipe"))
-
-
-def test_names_of_runs(tmp_path: Path) -> None:
-    files = ("logs/a/metrics.jsonl", "logs/b/heartbeat.json", "logs/c/x", "models/b/run.json", "models/.d/run.json")
-    for file in files:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("")
-    assert run_names(tmp_path / "logs", tmp_path / "models") == ["a", "b"]

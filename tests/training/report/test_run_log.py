@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from loguru import logger
 
 from common.language import say, speak
 from devices import pick
 from memory.monitor import Monitor
 from settings.errors import UserError
 from tests.training.small_runs import configuration
-from training.report import log_files
 from training.report.endings import Interrupted
 from training.report.heartbeat import Heartbeat
-from training.report.log_files import MetricsFile, close_log, log_crash, open_log
+from training.report.log_files import MetricsFile, close_log, open_log
 from training.report.run_log import RunLog
 
 STOPPED = "stopped after step {step}, saved in {folder}; continue with\n  {command}"
@@ -69,8 +65,6 @@ def test_an_event_is_one_flushed_line_and_a_sentence_in_the_log(tmp_path: Path) 
     [
         (Interrupted(say(STOPPED, step=3, folder="f", command="c")), ["stopped after step 3, saved in f", "c"], False),
         (UserError("--a = 1, is wrong", "--b = 2, too"), ["--a = 1, is wrong", "--b = 2, too"], True),
-        (ValueError("odd"), ["ValueError: odd"], True),
-        (KeyboardInterrupt(), ["interrupted"], False),
     ],
 )
 def test_the_log_says_in_english_how_a_run_ended(
@@ -85,14 +79,6 @@ def test_the_log_says_in_english_how_a_run_ended(
     endings = [line.partition("ended: ")[2] for line in log_text(tmp_path).splitlines() if "ended: " in line]
     assert [ending.partition(";")[0] for ending in endings] == lines
     assert events(log.path) == [{"event": "failed", "step": 3, "reason": "\n".join(lines)}] * is_event
-
-
-def test_other_processes_write_nothing(tmp_path: Path) -> None:
-    log = log_in(tmp_path, 0, is_main=False, listeners=[lambda event: 1 / 0])
-    log.event("eval", "said", step=1, loss=1.0)
-    log.rewind(0)
-    logger.error("unheard")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_resume_keeps_each_step_once_and_drops_what_is_no_event(tmp_path: Path) -> None:
@@ -117,46 +103,11 @@ def test_resume_keeps_each_step_once_and_drops_what_is_no_event(tmp_path: Path) 
     assert path.read_bytes() == b"", "a new run starts empty"
 
 
-def test_unwritable_folders_are_named(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--log_dir = .*file"):
         open_log(tmp_path / "file", "run", True, print)
-    with pytest.raises(UserError, match=r"--log_dir = "):
-        MetricsFile(tmp_path / "file" / "run" / "metrics.jsonl")
-
-
-def test_the_log_takes_everything_and_the_screen_warnings(tmp_path: Path) -> None:
-    screen: list[str] = []
-    path = open_log(tmp_path / "logs", "my_run", True, screen.append)
-    assert path is not None and re.fullmatch(r"chat_trainer_low_mem_\d{8}_\d{6}_my_run\.log", path.name)
-    logger.debug("quiet detail {}", 1)
-    logger.warning("less memory than asked")
-    text = path.read_text(encoding="utf8")
-    assert all(part in text for part in ("my_run", "quiet detail 1", "less memory than asked"))
-    assert screen == ["WARNING: less memory than asked"]
-    os.truncate(path, 0)  # This is what logrotate's copytruncate does.
-    logger.info("second")
-    assert path.read_text(encoding="utf8").endswith("second\n") and "\0" not in path.read_text()
-    assert log_crash("Traceback: boom") == path and "Traceback: boom" in path.read_text(encoding="utf8")
-    assert len(screen) == 1 and log_crash("no log is open") is None
-
-
-def test_starts_of_one_second_have_logs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_files.time, "time", lambda: 1_000_000_059.0)
-    paths = [open_log(tmp_path, name, True, print) for name in ("one", "two", "one", "one")]
-    names = [path.name for path in paths if path]
-    assert len(set(names)) == 4 and names[0][:-7] == names[1][:-7] != names[2][:-7]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
-def test_a_full_disk_is_told_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(log_files.time, "time", lambda: 1_000_000_059.0)
-    monkeypatch.setattr(Path, "touch", lambda path, exist_ok: path.symlink_to("/dev/full"))
-    with pytest.raises(UserError, match=r"--log_dir = "):
-        open_log(tmp_path, "run", True, print)
-    close_log()
     metrics = MetricsFile(Path("/dev/full"))
     with pytest.raises(UserError):
         metrics.write({"event": "start"})

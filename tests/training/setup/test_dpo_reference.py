@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 import torch
 
+from engine.step import to_micro_batch
 from memory.estimate.workload import ExecutionPlan
 from model import hf_format
+from model.lora.adapter import adapters_of
 from settings.declared import Config
 from settings.errors import UserError
 from settings.loading import load
 from tests.training.setups import resolved
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
-from training.setup import dpo_reference as reference_module
-from training.setup.dpo_reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference
+from training.setup.build import build
+from training.setup.dpo_reference import LEFT_OUT, RECORD, attach_reference
 from training.setup.resolved import ResolvedRun
 
 CHOICE = ExecutionPlan(4, 1, 1, 3, 3, "float32", "float32", 1 << 20)
@@ -109,35 +111,27 @@ def test_what_is_stored_is_not_computed_again(configure: Configure, tmp_path: Pa
     lines = attach(again)
     assert lines[0] == f"{file}: is damaged, it is made anew" and len(lines) == 2
     assert np.array_equal(before["train"], stores(tmp_path)["train"], equal_nan=True)
-    longer = begun(configure(run_name="longer", max_steps=8))
-    assert attach(longer)[0].startswith("reference log-probabilities of train rows")
-    after = stores(tmp_path)
+    attach(begun(configure(run_name="longer", max_steps=8)))
+    after = stores(tmp_path)["train"]
     is_known = ~np.isnan(before["train"])
-    assert (
-        np.array_equal(before["train"][is_known], after["train"][is_known])
-        and np.isnan(after["train"]).sum() < (~is_known).sum()
-    )
+    assert np.array_equal(before["train"][is_known], after[is_known]) and np.isnan(after).sum() < (~is_known).sum()
 
 
-def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_module, "BLOCK_ROWS", 4)
-    begin = begun(configure())
-    write = ReferenceStore.write
-    calls: list[np.ndarray] = []
-
-    def stop(store: ReferenceStore, rows: np.ndarray, values: np.ndarray) -> None:
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        calls.append(rows)
-        write(store, rows, values)
-
-    monkeypatch.setattr(ReferenceStore, "write", stop)
-    with pytest.raises(KeyboardInterrupt):
-        attach(begin)
-    (values,) = stores(tmp_path).values()
-    assert (~np.isnan(values).any(1)).sum() == 8
-    monkeypatch.setattr(ReferenceStore, "write", write)
-    assert f"{4 + LEFT_OUT * BATCH} to compute" in attach(begin)[0]
+def test_adapters_need_no_stored_reference(configure: Configure, tmp_path: Path) -> None:
+    """Without its adapters the model is its own reference."""
+    begin = begun(configure(lora_rank=4))
+    assert attach(begin) == [] and not stores(tmp_path)
+    engine = build(begin, CHOICE)
+    for adapter in adapters_of(engine.model).values():
+        adapter.b.data.normal_()
+    full = begun(configure(run_name="full"))
+    attach(full)
+    (batch,) = full.loader.micro_batches(0, effective_batch_size=BATCH, batch_size=BATCH)
+    part = to_micro_batch(batch, engine.model.config, torch.device("cpu"))
+    unanswered = dataclasses.replace(part, reference=None)
+    (completed,) = engine.blockwise.objective.complete([unanswered], engine.blockwise.token_losses)
+    assert part.reference is not None and completed.reference is not None
+    assert completed.reference.tolist() == pytest.approx(part.reference.tolist(), rel=1e-5)
 
 
 def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure, tmp_path: Path) -> None:
@@ -168,21 +162,3 @@ def test_rows_that_have_changed_are_asked_anew_of_the_same_model(configure: Conf
     now = json.loads((old.run_dir / RECORD).read_text())
     assert now["folder"] != before["folder"] and now["model"] == before["model"]
     assert attach(fresh) == []
-
-
-@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00v\x00{'descr': (", "other", "half", "longer"])
-def test_damaged_log_probabilities_are_named_and_made_anew(tmp_path: Path, damage: bytes | str) -> None:
-    store = ReferenceStore(tmp_path / "train.npy", 5)
-    store.write(np.array([1]), np.ones((1, 2), np.float32))
-    assert store.unknown().tolist() == [True, False, True, True, True]
-    assert not ReferenceStore(store.path, 5).was_damaged
-    whole = store.path.read_bytes()
-    if damage == "other":
-        np.save(store.path, np.zeros((5, 3), np.float32))
-    else:
-        changed = {"half": whole[:-8], "longer": whole + bytes(8)}
-        store.path.write_bytes(damage if isinstance(damage, bytes) else changed[damage])
-    with pytest.raises(UserError, match=r"train\.npy, is damaged \(.*\); remove it, it is computed anew"):
-        store.unknown()
-    anew = ReferenceStore(store.path, 5)
-    assert anew.was_damaged and anew.unknown().all()

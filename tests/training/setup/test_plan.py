@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import devices
 from common.units import GIB, MIB
-from devices.base import Device
 from memory.budget import FLAG, Budget
-from memory.probe import KILLED, ProbeRequest, ProbeResult
+from memory.probe import ProbeResult
 from memory.step_work import effective_batch
-from settings.errors import DoesNotFit
 from settings.loading import load
-from tests.training.setups import PLENTY, opened
+from tests.training.setups import opened
 from training.setup import plan as planning
 from training.setup.data import PreparedData
 from training.setup.resolved import Beginning
@@ -29,7 +26,9 @@ pytestmark = pytest.mark.usefixtures("processor_class")
 Opened = tuple[Beginning, PreparedData]
 
 
-def begun(tmp_path: Path, **more: object) -> Opened:
+@pytest.fixture(scope="module")
+def begin(processor_class: object, tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    tmp_path = tmp_path_factory.mktemp("begun")
     lengths = [60] * 3 + [10] * 97
     lines = [json.dumps({"prompt": "p" * length, "response": "r" * length}) for length in lengths]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
@@ -42,14 +41,8 @@ def begun(tmp_path: Path, **more: object) -> Opened:
         "prepare_workers": 0,
         "max_steps": 2,
         "run_name": "x",
-        **more,
     }
     return opened(load("train", {name: str(value) for name, value in flags.items()}))
-
-
-@pytest.fixture(scope="module")
-def begin(processor_class: object, tmp_path_factory: pytest.TempPathFactory) -> Opened:
-    return begun(tmp_path_factory.mktemp("begun"))
 
 
 def changed(begin: Opened, **settings: object) -> Opened:
@@ -63,104 +56,16 @@ def plan_of(begin: Opened, budget: int, base: int = BASE, may_probe: bool = Fals
     return planning.plan_here(run, data, planning.look_ahead(run, data, limits), limits, base).plan
 
 
-class Probe:
-    """Stands for the child that measures a plan, and remembers what it was asked to measure."""
-
-    def __init__(self, bytes_above: int = 0, failed: str = "") -> None:
-        self.requests: list[ProbeRequest] = []
-        self.result = ProbeResult(BASE, {"step": BASE + bytes_above}, 0.1, 1.0)
-        if failed:
-            self.result = ProbeResult(failed=failed)
-
-    def __call__(self, request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
-        self.requests.append(request)
-        return self.result
-
-
-def test_a_plan_becomes_what_was_Probe(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_becomes_what_a_probe_has_measured(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = changed(begin, probe=True)
-    monkeypatch.setattr(planning, "probe", Probe(150 * MIB))
+    measured = ProbeResult(BASE, {"step": BASE + 150 * MIB}, 0.1, 1.0)
+    monkeypatch.setattr(planning, "probe", lambda request, cache_dir=None: measured)
     plain = plan_of(begin, GIB)
     probed = plan_of(begin, GIB, may_probe=True)
     assert probed.choice == plain.choice
     assert probed.unprobed_peak_bytes == plain.peak_bytes
     assert BASE + 150 * MIB <= probed.peak_bytes <= 1.03 * (BASE + 150 * MIB)  # Later steps may take more.
     assert any("probe" in reason for reason in probed.reasons)
-
-
-def test_a_plan_that_was_measured_is_kept_where_a_saving_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin = begun(tmp_path, probe=True, memory_mode="standard", effective_batch_size=64)
-    assert begin[0].config.origin("memory_mode") == "flag"
-    base = 8 * MIB  # a child fits beside it
-    whole = plan_of(begin, GIB, base)
-    budget = whole.peak_bytes - 8 * MIB
-    plain = plan_of(begin, budget, base)
-    assert plain.choice != whole.choice
-    probe = Probe(int(0.8 * plain.peak_bytes))  # By this, the larger plan would fit.
-    monkeypatch.setattr(planning, "probe", probe)
-    assert plan_of(begin, budget, base, may_probe=True).choice == plain.choice
-    assert len(probe.requests) == 1
-
-
-def test_auto_probes_near_the_budget_alone(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = Probe(60 * MIB)
-    monkeypatch.setattr(planning, "probe", probe)
-    plain = plan_of(begin, GIB, may_probe=True)
-    assert not probe.requests and plain.unprobed_peak_bytes is None
-    near = plain.peak_bytes + BASE + MIB  # the child fits beside this process
-    monkeypatch.setattr(planning, "PROBE_FROM", 0.9 * plain.peak_bytes / near)
-    plan_of(begin, near, may_probe=True)
-    assert len(probe.requests) == 1
-    begin = changed(begin, probe=False)
-    plan_of(begin, near, may_probe=True)
-    assert len(probe.requests) == 1
-
-
-def test_a_probe_keeps_to_the_budget(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = Probe(failed="not run")
-    monkeypatch.setattr(planning, "probe", probe)
-    begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12, gradient_checkpointing=True)
-    base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
-    plain = plan_of(begin, GIB, base)
-    budget = plain.peak_bytes + MIB
-    chosen = plan_of(begin, budget, base, may_probe=True)
-    assert chosen.choice == plain.choice
-    (request,) = probe.requests
-    assert request.choice != plain.choice
-    assert request.choice == plan_of(begin, budget - base, base).choice  # It fits beside this process.
-    assert 0 < request.host_bytes <= budget - base
-
-
-def test_a_probe_that_fits_nowhere_is_told(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = Probe(60 * MIB)
-    monkeypatch.setattr(planning, "probe", probe)
-    begin = changed(begin, probe=True)
-    unprobed = plan_of(begin, plan_of(begin, GIB).peak_bytes, may_probe=True)
-    assert not probe.requests
-    assert any(reason.startswith("not probed") for reason in unprobed.reasons)
-
-
-def test_a_killed_probe_asks_for_a_smaller_plan(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12)
-    monkeypatch.setattr(planning, "probe", Probe(failed=KILLED))
-    base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
-    plain = plan_of(begin, GIB, base)
-    try:
-        killed = plan_of(begin, int(plain.peak_bytes * 1.02), base, may_probe=True)
-    except DoesNotFit:
-        return
-    assert killed.choice != plain.choice
-
-
-def test_a_run_is_measured_once(begin: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
-    requests: list[object] = []
-    monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: float(requests.append(dtype) or 1e10))
-    for _ in range(2):
-        planning.look_ahead(*begin, PLENTY)
-    assert len(requests) == 2, "two dtypes, once"
 
 
 @pytest.mark.parametrize("binding", [FLAG, "available RAM"])

@@ -9,19 +9,7 @@ import pytest
 import torch
 
 from settings.loading import load
-from training.setup.schedules import Steps, learning_rate, long_run_rate
-
-SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd")
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (1, 9), (50, 10)])
-def test_every_step_learns_and_none_exceeds_the_peak(schedule: str, warmup: int, steps: int) -> None:
-    for step in range(1, steps + 3):
-        rate = learning_rate(step, schedule=schedule, peak=1.0, warmup_steps=warmup, max_steps=steps)
-        assert 0.0 < rate <= 1.0
-    if warmup <= 1:
-        assert learning_rate(1, schedule=schedule, peak=1.0, warmup_steps=warmup, max_steps=steps) > 0.25
+from training.setup.schedules import Steps, learning_rate
 
 
 def test_cosine_is_half_way_down_in_the_middle_and_ends_just_above_zero() -> None:
@@ -60,41 +48,18 @@ def test_one_cycle_is_torchs() -> None:
             scheduler.step()
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
-    """The size of weights whose steps go with it, each in a direction of its own."""
-    steps = 20_000
-    warmup = 200
-    peak = long_run_rate(schedule, warmup, steps)
-    rates = [
-        learning_rate(at, schedule=schedule, peak=peak, warmup_steps=warmup, max_steps=steps)
-        for at in range(1, steps + 1)
-    ]
-    assert math.prod(math.sqrt(1 + rate**2) for rate in rates) == pytest.approx(math.exp(2.7), rel=0.05)
-
-
 @pytest.mark.parametrize(
     "flags,rate",
     [
         ({}, 2e-2),
         ({"optimizer": "muon"}, 5e-2),
-        ({"optimizer": "muon", "max_steps": 16_000}, 3e-2),
-        ({"model_preset": "t5-small"}, 1.75e-2),
         ({"model_preset": "t5-3b"}, 2.5e-3),  # steps add up over 48 blocks
-        ({"model_preset": "t5-3b", "max_steps": 500}, 5e-3),
-        ({"model_preset": "t5-3b", "warmup_steps": 100}, 1e-2),
         ({"optimizer": "adamw"}, 3e-4),  # takes steps of one size, whatever the weight's
         ({"learning_rate": 0.5}, 0.5),
         ({"max_steps": 1_000_000}, 3.8e-3),
         ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-small"}, 1.75e-3),
-        ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-3b"}, 1e-3),
         ({"is_finetune": True, "finetune_from": "folder"}, 1.3e-2),  # small ones have to move further
-        (
-            {"finetune_from": "folder", "model_preset": "t5-small"},
-            1.75e-3,
-        ),  # Whatever it learns next, it has learnt before.
         ({"finetune_from": "folder", "lora_rank": 8}, 1e-2),
-        ({"is_finetune": True, "finetune_from": None}, 2e-2),  # random weights, whatever they learn
     ],
 )
 def test_the_rate_that_nobody_named(flags: dict[str, Any], rate: float) -> None:
