@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -54,6 +55,20 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 def chat(client: openai.OpenAI, **how: Any) -> Any:
     return client.chat.completions.create(model=NAME, messages=QUESTION, **how)  # type: ignore[call-overload]
+
+
+def test_a_request_that_outlasts_the_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = make_api(max_new_tokens=60000)
+    gate = Gate(api, monkeypatch)
+    gate.may_go.set()
+    served = Served(api)
+    with ThreadPoolExecutor(1) as beside, served.client() as client:
+        answer = beside.submit(chat, client)
+        assert gate.reached.wait(60)
+        served.end()
+        with pytest.raises(openai.APIStatusError) as refused:
+            answer.result(60)
+    assert refused.value.status_code == 503
 
 
 def test_chat(client: openai.OpenAI) -> None:
