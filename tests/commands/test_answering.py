@@ -21,7 +21,6 @@ from settings.declared import Config, GenerateConfig
 from settings.errors import UserError
 from tests.commands.small import flags_of, write_rows
 from tests.commands.test_chat import save_adapter
-from tests.training.setups import started
 from tests.training.small_runs import SMALL
 from tests.training.small_trained import SHAPE, save_trained
 from trainer_low_mem import LowMemTrainer
@@ -57,10 +56,6 @@ def test_what_is_kept_is_read_again_beside_the_tokens(own: Path) -> None:
     assert json.loads((own / GENERATION_FILE).read_text()) == {**before, **KEPT, "max_new_tokens": 128}
     assert answers_by(own) == ({**KEPT, "max_new_tokens": 128}, [])
     assert answers_by(own / "nowhere") == ({}, [])
-    keep_answers(own, SEARCH, SEARCH.num_beams)
-    configs = [heeded(own, "evaluate"), heeded(own, "generate"), heeded(own, "evaluate", num_beams=2)]
-    numbers = [config.answer.num_answers for config in configs]
-    assert numbers == [SEARCH.num_beams, 1, 1], "evaluate alone scores them, if it has the beams"
 
 
 # What transformers answers to a question by `SEARCH`.
@@ -111,34 +106,20 @@ DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ({"num_beams": 3, "early_stopping": True}, {"num_beams": 3, "early_stopping": "True"}),
         ({"max_length": 200, "min_length": 30}, {"max_new_tokens": 199, "min_new_tokens": 29}),
         ({"do_sample": True, "temperature": 0.7, "top_k": 0, "min_p": 0.0}, {**DRAWN, "temperature": 0.7, "top_k": 0}),
         ({"do_sample": False, "temperature": 0.7, "top_k": 50, "min_p": 0.1}, {}),
-        ({"eos_token_id": [1], "decoder_start_token_id": 0, "pad_token_id": 5, "use_cache": True}, {}),
     ],
 )
-@pytest.mark.parametrize("file", [GENERATION_FILE, "config.json"])
-def test_published_files(tmp_path: Path, file: str, content: dict[str, Any], expected: dict[str, Any]) -> None:
-    (tmp_path / file).write_text(json.dumps(content))
+def test_published_files(tmp_path: Path, content: dict[str, Any], expected: dict[str, Any]) -> None:
+    (tmp_path / GENERATION_FILE).write_text(json.dumps(content))
     assert answers_by(tmp_path) == (expected, [])
-
-
-def test_settings_of_config_json_count_where_there_is_no_other_file(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"max_length": 20}')
-    assert answers_by(tmp_path) == ({}, []), "20 is what its first versions held by default"
-    (tmp_path / "config.json").write_text('{"max_length": 21}')
-    (tmp_path / GENERATION_FILE).write_text("{}")
-    assert answers_by(tmp_path) == ({}, [])
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "cannot be read"),
         ('{"num_beams": "many"}', "num_beams"),
-        ('{"eos_token_id": 9}', "config.json"),
-        ('{"bad_words_ids": [[5]]}', "bad_words_ids"),
         ('{"do_sample": true, "num_beams": 4}', "num_beams"),
     ],
 )
@@ -149,44 +130,17 @@ def test_what_nobody_can_write_by_is_refused(own: Path, text: str, words: str) -
     assert GENERATION_FILE in str(refused.value)
 
 
-def test_a_flag_stands_over_what_cannot_be_done_and_unknown_keys_are_mentioned(
-    own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    published = {"num_beams": 300, "no_repeat_ngram_size": 3, "novel": 1, "do_sample": True}
-    (own / GENERATION_FILE).write_text(json.dumps(published))
-    expected = {"num_beams": 2, "no_repeat_ngram_size": 3, "temperature": 0.0}
-    assert how(heeded(own, num_beams=2), expected) == expected
-    assert "generation_config.json: novel: unknown, ignored" in capsys.readouterr().err
-    expected = {"temperature": 0.0, "top_k": 0, "no_repeat_ngram_size": 3}
-    assert how(heeded(own, num_beams=1, temperature=0), expected) == expected
-
-
-def test_what_is_finetuned_answers_as_its_base(own: Path, tmp_path: Path) -> None:
-    keep_answers(own, SEARCH)
-    flags = {
-        **{"is_finetune": True, "finetune_from": own, "run_name": "r", "cache_dir": tmp_path / "cache"},
-        **{"output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs"},
-        "train_file": write_rows(tmp_path / "pairs.jsonl", [{"prompt": "a", "response": "b"}] * 4),
-    }
-    assert how(started(flags_of("train", **flags)).config) == KEPT
-    greedy = started(flags_of("train", **flags, num_beams=1, lora_rank=2)).config
-    assert how(greedy) == {**KEPT, "num_beams": 1}
-
-
-@pytest.mark.parametrize(("length", "flags"), [(150, {}), (160, {"lora_rank": 2})])
-def test_a_run_keeps_the_longest_answer_of_its_rows(
-    own: Path, tmp_path: Path, length: int, flags: dict[str, Any]
-) -> None:
-    """In a model's folder and an adapter's; bytes are tokens here, and the end token is one more."""
+def test_a_run_keeps_the_longest_answer_of_its_rows(own: Path, tmp_path: Path) -> None:
+    """Bytes are tokens here, and the end token is one more."""
     (own / GENERATION_FILE).unlink()
-    rows = ({"prompt": f"say {size}", "response": "x" * size} for size in (3, 7, length) for _ in range(4))
+    rows = ({"prompt": f"say {size}", "response": "x" * size} for size in (3, 7, 150) for _ in range(4))
     pairs = write_rows(tmp_path / "pairs.jsonl", rows)
     small = {name: value for name, value in SMALL.items() if not name.startswith(("d_", "num_", "vocab"))}
     folders = {name: tmp_path / name for name in ("cache_dir", "output_dir", "log_dir")}
     files = {"finetune_from": own, "train_file": pairs, "validation_file": pairs, **folders}
     run = {"is_finetune": True, "max_steps": 1, "run_name": "r", "max_target_len": 256, "num_threads": 1}
-    LowMemTrainer(flags_of("train", **{**small, **files, **run, **flags})).train()
-    assert answers_by(tmp_path / "output_dir" / "r")[0]["max_new_tokens"] == length + 1
+    LowMemTrainer(flags_of("train", **{**small, **files, **run})).train()
+    assert answers_by(tmp_path / "output_dir" / "r")[0]["max_new_tokens"] == 151
 
 
 def test_an_adapter_goes_before_its_base_also_merged(own: Path, tmp_path: Path) -> None:
@@ -203,15 +157,6 @@ def test_an_adapter_goes_before_its_base_also_merged(own: Path, tmp_path: Path) 
     settings, problems = answers_by(tmp_path / "merged")
     assert settings == {**KEPT, "num_beams": 2, "max_new_tokens": 128}
     assert "eos_token_id = [1, 9], an answer has one end token" in problems[0]
-    for path in adapter.glob("tokenizer*"):  # Other programs save adapters without.
-        path.unlink()
-    keep_answers(adapter, GenerateConfig(max_new_tokens=9))
-    (adapter / "settings.json").write_text('{"max_seq_len": 77}')
-    (adapter / "answers.txt").write_text("yes\nno\n")
-    merge(flags_of("merge", model=own, adapter=adapter, output=tmp_path / "again"))
-    assert answers_by(tmp_path / "again")[0]["max_new_tokens"] == 9
-    assert "77" in (tmp_path / "again" / "settings.json").read_text()
-    assert (tmp_path / "again" / "answers.txt").read_text() == "yes\nno\n"
 
 
 def test_a_foreign_value_in_the_settings_of_a_run_is_refused_like_a_flag(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +92,6 @@ def test_an_interrupted_file_is_continued_with_the_same_vectors(
             embed(
                 flags_of("embed", **{"model": folder, "mixed_precision": "no", "input": texts, "output": cut, **other})
             )
-    parts = tmp_path / "cut.npz.unfinished"
-    (parts / ".tmp-00000002.arrow").write_bytes(b"cut off")
-    (parts / "00000002.arrow").unlink()
-    damaged = bytearray((parts / "00000001.arrow").read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    (parts / "00000001.arrow").write_bytes(damaged)
-    before = (parts / "00000000.arrow").stat().st_mtime_ns
-    with monkeypatch.context() as patch:
-        patch.setattr("zipfile.ZipFile", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(folder, input=texts, output=cut)
-    assert (parts / "00000000.arrow").stat().st_mtime_ns == before
-    assert (parts / "00000001.arrow").read_bytes() != damaged, "a damaged part is made anew, and those behind it"
     run(folder, input=texts, output=cut)
     assert np.load(cut)["vectors"].tobytes() == np.load(whole)["vectors"].tobytes()
 
@@ -129,52 +114,6 @@ def test_fasta_and_a_single_text_are_read(folder: Path, tmp_path: Path, capsys: 
     np.testing.assert_allclose(row["vector"], hidden(folder, "hello").mean(0), atol=1e-5)
 
 
-def test_ids_that_are_numbers_are_kept_and_missing_ones_are_the_rows_number(folder: Path, tmp_path: Path) -> None:
-    rows = [{"id": 7, "text": "a"}, {"id": 0, "text": "b"}, {"id": None, "text": "c"}]
-    run(folder, input=write_rows(tmp_path / "rows.jsonl", rows), output=tmp_path / "v.npz")
-    assert list(vectors_of(tmp_path / "v.npz")) == ["7", "0", "2"]
-
-
-def test_texts_are_in_the_columns_of_the_models_run_unless_a_flag_names_another(folder: Path, tmp_path: Path) -> None:
-    own = Path(shutil.copytree(folder, tmp_path / "own"))
-    (own / "settings.json").write_text(json.dumps({"prompt_column": "question", "text_column": "text"}))
-    rows = write_rows(tmp_path / "rows.jsonl", [{"question": "a", "other": "b"}])
-    for flags, text in (({}, "a"), ({"text_column": "other"}, "b")):
-        run(own, input=rows, output=tmp_path / f"{text}.npz", **flags)
-        (vector,) = vectors_of(tmp_path / f"{text}.npz").values()
-        np.testing.assert_allclose(vector, hidden(folder, text).mean(0), atol=1e-5)
-    (own / "settings.json").write_text(json.dumps({"prepare_text": "evil"}))
-    with pytest.raises(UserError, match=r"settings.json: prepare_text = evil"):
-        run(own, input="a")
-
-
-@pytest.mark.parametrize("ending", ["npz", "h5"])
-def test_every_id_has_a_name_of_its_own(folder: Path, tmp_path: Path, ending: str) -> None:
-    """Also those that repeat one, that are longer than a name can be, or that a name cannot have."""
-    if ending == "h5":
-        pytest.importorskip("h5py")
-    long = "x" * 70_000
-    ids = ["a", "a", "a#2", long + "1", long + "2", "b/c.d"]
-    rows = write_rows(tmp_path / "rows.jsonl", ({"id": name, "text": f"of {at}"} for at, name in enumerate(ids)))
-    run(folder, input=rows, output=tmp_path / f"v.{ending}", vectors="token")
-    vectors = vectors_of(tmp_path / f"v.{ending}")
-    shortened = [f"{'x' * 223}~{hashlib.sha256(name.encode()).hexdigest()[:32]}" for name in ids[3:5]]
-    names = ["a", "a#3", "a#2", *shortened, "b/c.d" if ending == "npz" else "b_c_d"]
-    assert sorted(vectors) == sorted(names)
-    for at, name in enumerate(names):
-        np.testing.assert_allclose(vectors[name], hidden(folder, f"of {at}"), atol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "words"), [("\\ud800", "half of a surrogate pair"), ("a\\u0000b", "a NUL character")])
-def test_an_id_that_no_file_can_hold_is_a_bad_row(folder: Path, tmp_path: Path, name: str, words: str) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(f'{{"id": "x", "text": "a"}}\n{{"id": "{name}", "text": "b"}}\n')
-    with pytest.raises(UserError, match=f"line 2: id holds {words}"):
-        run(folder, input=rows, output=tmp_path / "v.npz")
-    run(folder, input=rows, output=tmp_path / "v.npz", skip_bad_rows=True)
-    assert list(vectors_of(tmp_path / "v.npz")) == ["x"]
-
-
 def test_texts_and_ids_take_memory_by_their_size(folder: Path, tmp_path: Path) -> None:
     """Some texts of 100 KB, and an id of 100,000 letters, of which an array would give each of 320 rows the room."""
     rows: list[dict[str, Any]] = [{"id": at, "text": f"{at} " * (30_000 if at < 20 else 1)} for at in range(320)]
@@ -195,23 +134,6 @@ print(taken)
     (used_bytes,) = in_child(code, folder, tmp_path / "rows.jsonl", tmp_path / "v.npz")
     assert used_bytes < 60 * 2**20, "the array alone would take 120 MiB"
     assert np.load(tmp_path / "v.npz")["ids"].nbytes < 2**20
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({}, "--input"),
-        ({"input": "x", "output": "v.txt"}, ".npz"),
-        ({"input": "-", "output": "v.npz"}, "--input"),
-        ({"input": "x", "output": "v.h5"}, "pip install h5py"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str], words: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match=words):
-        run(folder, **flags)
 
 
 def test_a_text_that_no_budget_holds_is_refused(folder: Path) -> None:

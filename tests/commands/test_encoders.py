@@ -11,12 +11,8 @@ from commands.chat import chat
 from commands.convert import convert
 from commands.export import export
 from commands.generate import generate
-from commands.merge import merge
 from model import hf_format
-from model.formats.peft import save_adapters
 from model.formats.shape_file import read_config
-from model.lora.adapter import add_adapters
-from model.lora.form import LoraSettings
 from model.t5 import T5
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
@@ -39,13 +35,6 @@ def test_convert_takes_the_encoder_of_a_whole_t5(whole: Path) -> None:
     assert (read_config(output).head, read_config(output).num_decoder_layers) == ("none", 0)
 
 
-def test_a_head_edited_in_config_py_is_for_training_and_convert_keeps_the_model_as_it_is(whole: Path) -> None:
-    config = load("convert", {"model": whole, "output": whole.parent / "same"})
-    edited = dataclasses.replace(config.with_changes(head="sequence"), origins=(("head", "edited"),))
-    assert convert(edited) is not None
-    assert read_config(whole.parent / "same") == read_config(whole)
-
-
 def test_text_of_an_encoder_is_refused(whole: Path) -> None:
     hidden = dataclasses.replace(HEAD, head="none", labels="auto")
     for command, run, shape, flags in (
@@ -57,13 +46,3 @@ def test_text_of_an_encoder_is_refused(whole: Path) -> None:
         hf_format.save(T5(shape).initialise(1), folder)
         with pytest.raises(UserError, match=f"--head={shape.head}.*{command}"):
             run(load(command, {"model": folder, **flags}))
-
-
-def test_merge_keeps_the_head(whole: Path) -> None:
-    model = hf_format.load(whole, expect=HEAD)
-    add_adapters(model, LoraSettings(2, 4.0))
-    save_adapters(model, LoraSettings(2, 4.0), whole.parent / "adapter", str(whole), "")
-    output = whole.parent / "merged"
-    merge(load("merge", {"adapter": whole.parent / "adapter", "output": output}))
-    assert read_config(output).label_names == ("few", "many")
-    assert hf_format.load(output).label_head.out.weight.equal(model.label_head.out.weight)

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from commands.evaluate import evaluate
-from common.units import MIB
-from data.tokenizers.training import train_tokenizer
 from settings.errors import UserError
 from tests.commands.small import encoder, flags_of, read_rows, write_rows
 
@@ -24,10 +22,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     of_tokens = [{"text": text, "label": "CEH" * 3, "mask": "0" + "1" * (len(text) - 1)} for text in texts]
     for row in of_tokens:
         row["label"] = row["label"][: len(row["text"])]
-    of_texts = [{"text": text, "label": len(text) / 4} for text in texts]
-    for name, content in (("tokens", of_tokens), ("numbers", of_texts)):
-        write_rows(folder / f"{name}.jsonl", content)
-    return folder
+    return write_rows(folder / "tokens.jsonl", of_tokens)
 
 
 def run(model: Path, rows: Path, output: Path, **flags: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
@@ -48,7 +43,7 @@ def test_token_labels_are_scored_under_their_mask(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = encoder(tmp_path, head="token", labels="C,E,H")
-    metrics, rows_written = run(model, rows / "tokens.jsonl", tmp_path / "out.jsonl")
+    metrics, rows_written = run(model, rows, tmp_path / "out.jsonl")
     words = capsys.readouterr().out
     pairs = [pair for row in rows_written for pair in zip(row["labels"], row["predictions"], strict=True) if pair[0]]
     assert len(pairs) == 15 and rows_written[0]["labels"] == [None, "E", "H", "C", None]
@@ -60,22 +55,4 @@ def test_token_labels_are_scored_under_their_mask(
     expected = [[sum(pair == (label, guess) for pair in pairs) for guess in "CEH"] for label in "CEH"]
     assert [[int(cell) for cell in row] for row in counts] == expected
     with pytest.raises(UserError, match="--overwrite"):
-        run(model, rows / "tokens.jsonl", tmp_path / "out.jsonl")
-
-
-def test_numbers_of_texts_are_scored(rows: Path, tmp_path: Path) -> None:
-    model = encoder(tmp_path, head="sequence", labels="regression")
-    metrics, rows_written = run(model, rows / "numbers.jsonl", tmp_path / "out.jsonl")
-    labels, predictions = (np.array([row[name] for row in rows_written]) for name in ("label", "prediction"))
-    assert labels.tolist() == [1.0, 1.5, 0.5, 1.75] and [row["text"] for row in rows_written][2] == "WW"
-    assert metrics["mse"] == pytest.approx(np.mean((labels - predictions) ** 2), rel=1e-5)
-    assert {"spearman", "pearson"} <= metrics.keys()
-
-
-def test_tokens_that_the_tokenizer_does_not_know_are_reported(
-    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = encoder(tmp_path, head="sequence", labels="regression")
-    train_tokenizer(["other letters"], "words", 128, MIB).save(model)
-    run(model, rows / "numbers.jsonl", tmp_path / "unknown.jsonl")
-    assert "--prepare_text" in capsys.readouterr().err
+        run(model, rows, tmp_path / "out.jsonl")

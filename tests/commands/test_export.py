@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, Tokenizer]:
-    return {kind: train_tokenizer(TEXTS, kind, 700, 2**20) for kind in ("bpe", "unigram", "byte")}
+    return {kind: train_tokenizer(TEXTS, kind, 700, 2**20) for kind in ("bpe", "unigram")}
 
 
-def saved(folder: Path, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32, **fields: Any) -> tuple[Path, T5]:
+def saved(folder: Path, tokenizer: Tokenizer, **fields: Any) -> tuple[Path, T5]:
     """A small model that looks at distances and at its source, and a tokenizer beside it."""
     shape = T5ModelConfig(
         vocab_size=tokenizer.size + 8,
@@ -49,7 +48,7 @@ def saved(folder: Path, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32
         num_decoder_layers=3,
         **fields,
     )
-    model = T5(shape, dtype=dtype).initialise(3)
+    model = T5(shape).initialise(3)
     for name, weight in model.named_parameters():
         if name.endswith("bias.table"):
             weight.data.normal_(generator=torch.Generator().manual_seed(1))
@@ -64,7 +63,7 @@ def settings(source: Path, output: Path, form: str, **flags: str) -> Config:
     return load("export", {"model": str(source), "output": str(output), "format": form, **flags})
 
 
-@pytest.mark.parametrize(("family", "kind"), [("t5", "bpe"), ("umt5", "unigram"), ("t5", "byte")])
+@pytest.mark.parametrize(("family", "kind"), [("t5", "bpe"), ("umt5", "unigram")])
 def test_llama_cpp_finds_all_it_looks_for(
     family: str, kind: str, tokenizers: dict[str, Tokenizer], tmp_path: Path
 ) -> None:
@@ -85,21 +84,12 @@ def test_llama_cpp_finds_all_it_looks_for(
         return reader.fields[name].contents()
 
     assert told("general.architecture") == "t5" and told("t5.block_count") == 2 and told("t5.decoder_block_count") == 3
-    assert told("t5.attention.key_length") == 16 and told("t5.attention.relative_buckets_count") == 32
     assert told("t5.decoder_start_token_id") == told("tokenizer.ggml.bos_token_id") == model.config.start_token_id
     assert told("tokenizer.ggml.padding_token_id") == tokenizer.pad_id
-    assert told("tokenizer.ggml.model") == {"bpe": "gpt2", "byte": "gpt2", "unigram": "t5"}[kind]
-    if kind == "byte":  # as of the demo's model: no merge ever applies
-        (merge,) = told("tokenizer.ggml.merges")
-        used = {tokenizer.id_to_token(number) for ids in tokenizer.encode_batch(TEXTS) for number in ids.tolist()}
-        assert not used & {*merge.split()}
+    assert told("tokenizer.ggml.model") == {"bpe": "gpt2", "unigram": "t5"}[kind]
     pieces, kinds = told("tokenizer.ggml.tokens"), told("tokenizer.ggml.token_type")
     assert len(pieces) == model.config.vocab_size and kinds[tokenizer.eos_id] == gguf.TokenType.CONTROL
     assert {kinds[number] for number in tokenizer.sentinel_ids} == {gguf.TokenType.USER_DEFINED}
-    tensors = {tensor.name: torch.tensor(tensor.data) for tensor in reader.tensors}
-    scale = 32**-0.5 if model.config.scale_decoder_outputs else 1.0  # llama.cpp does not scale outputs
-    assert torch.allclose(tensors["dec.output_norm.weight"], model.decoder.final_norm.weight * scale)
-    assert torch.equal(tensors["enc.blk.1.attn_q.weight"], model.encoder.blocks[1].attention.q.weight)
 
 
 @pytest.mark.parametrize("family", SHAPES)
@@ -114,18 +104,6 @@ def test_llama_cpps_graph_gives_the_same_logits(family: str, tokenizers: dict[st
     assert torch.allclose(there, here.detach(), atol=1e-5 * float(here.abs().max()))
 
 
-def test_a_gguf_in_half_precision(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
-    source, _ = saved(tmp_path / "model", tokenizers["bpe"])
-    (source / "answers.txt").write_text("yes\nno\n")
-    export(settings(source, tmp_path / "out", "gguf", dtype="bf16"))
-    assert (tmp_path / "out" / "answers.txt").read_text() == "yes\nno\n"
-    reader = gguf.GGUFReader(str(tmp_path / "out" / "model-bf16.gguf"))
-    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
-    assert types["token_embd.weight"] == types["dec.blk.0.ffn_up.weight"] == "BF16"
-    assert types["dec.output_norm.weight"] == types["enc.blk.0.attn_rel_b.weight"] == "F32"
-
-
 def test_what_llama_cpp_would_compute_otherwise_is_refused(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     fields = {"feed_forward_proj": "gated-silu", "relative_attention_max_distance": 64}
@@ -137,9 +115,7 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(tokenizers: dict[str,
 
 @pytest.mark.slow  # importing ctranslate2 imports transformers
 @pytest.mark.parametrize("family", SHAPES)
-def test_ctranslate2_gives_the_same_answers(
-    family: str, tokenizers: dict[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctranslate2_gives_the_same_answers(family: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
     tokenizer = tokenizers["bpe"]
     source, model = saved(tmp_path / "model", tokenizer, **SHAPES[family])
@@ -156,11 +132,6 @@ def test_ctranslate2_gives_the_same_answers(
         [names[number] if number < tokenizer.size else f"[PAD{number}]" for number in answer]
         for answer in generate(model, rows, max_new_tokens=12)
     ]
-    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path / "out")
-    names_of_card: dict[str, Any] = {}
-    exec(code.replace("int8", "float32"), names_of_card)
-    assert names_of_card["pieces"][-1] == "</s>" != names_of_card["pieces"][-2]
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("t5", "fp16"), ("t5_v1_1", "keep"), ("umt5", "keep")])
@@ -190,17 +161,3 @@ def test_the_code_of_a_card_runs_as_it_is(
     (prompt,) = tokenizer.encode_prompts(["Your text"])
     (answer,) = generate(model, [[*prompt, tokenizer.eos_id]], max_new_tokens=63)
     assert capsys.readouterr().out.rstrip("\n") == tokenizer.decode(answer).rstrip("\n")
-
-
-def test_a_missing_package_is_told_with_its_command(
-    tokenizers: dict[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, _ = saved(tmp_path / "model", tokenizers["bpe"])
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(UserError, match=r"--format = onnx, .* -m pip install onnx$"):
-        export(settings(source, tmp_path / "out", "onnx"))
-
-
-def test_a_format_is_named() -> None:
-    with pytest.raises(UserError, match=r"--format = none, is needed.*gguf, ctranslate2, onnx"):
-        export(load("export", {"output": "x"}))

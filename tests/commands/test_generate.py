@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from commands import generate as module
-from commands.generate import answer_work, generate
+from commands.generate import generate
 from common.units import MIB
-from data.sources.prompts import Prompt
-from devices.cpu import CpuDevice
-from memory.answers import AnswerBatch
 from memory.monitor import Monitor
 from memory.processes import ProcessTree
 from model import hf_format
-from model.decoding.answer_tree import AnswerTree
-from serving.server import api_of
 from settings.declared import Config
 from settings.errors import DoesNotFit, OverBudget, UserError
-from settings.loading import load
 from tests.commands.small import flags_of, read_rows, write_rows
-from tests.measuring import in_child
 from tests.training.small_trained import SHAPE, save_trained
 from training.loaded_model import load_model
 from training.saved_model import find_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["short", "a longer prompt than that", "河水从桥下流过", "x", "two words", "the last one, of them all", "y z"]
 Screen = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -116,22 +104,6 @@ def test_an_interrupted_run_goes_on_behind_its_last_part(
     assert len(answers(folder, output, **flags, overwrite=True, num_beams=2)) == len(PROMPTS)
 
 
-def test_a_link_and_a_pipe_are_written_through(folder: Path, tmp_path: Path) -> None:
-    source = write_prompts(tmp_path / "p.jsonl")
-    target = tmp_path / "disk" / "answers.jsonl"
-    target.parent.mkdir()
-    target.touch()
-    (tmp_path / "link").symlink_to(target)
-    generate(settings(folder, input=source, output=tmp_path / "link"))
-    assert (tmp_path / "link").is_symlink() and len(read_rows(target)) == len(PROMPTS)
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    generate(settings(folder, input=source, output=pipe))
-    assert os.read(reader, 2**16) == target.read_bytes() and pipe.is_fifo()
-    os.close(reader)
-
-
 def test_a_refused_call_leaves_nothing_in_the_way_of_the_next(folder: Path, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "p.jsonl", [{"question": "a"}])
     output = tmp_path / "out" / "z.jsonl"
@@ -139,33 +111,10 @@ def test_a_refused_call_leaves_nothing_in_the_way_of_the_next(folder: Path, tmp_
         answers(folder, output, input=source)
     assert not output.parent.exists()
     output.parent.mkdir()
-    output.touch()
-    output.with_name("z.jsonl.unfinished").write_text("another\n")  # An earlier version has left a file.
-    assert [row["question"] for row in answers(folder, output, input=source, prompt_column="question")] == ["a"]
     output.write_text("mine")
     with pytest.raises(UserError, match="is there already"):
         answers(folder, output, input=source, prompt_column="question")
     assert output.read_text() == "mine"
-
-
-def test_columns_are_those_of_the_models_run_unless_a_flag_names_others(folder: Path, tmp_path: Path) -> None:
-    own = Path(shutil.copytree(folder, tmp_path / "own"))
-    (own / "settings.json").write_text(json.dumps({"prompt_column": "question", "text_column": "body"}))
-    (tmp_path / "texts.txt").write_text("a\nc\nd\ne\n")
-    best = {"num_beams": 2, "num_answers": 2, "max_new_tokens": 3}
-    texts = answers(folder, tmp_path / "texts.jsonl", input=tmp_path / "texts.txt", **best)
-    scores = {row["prompt"]: row["log_probabilities"] for row in texts}
-    assert len({tuple(score) for score in scores.values()}) == 4
-    row = {"question": "a", "body": "b", "prompt": "c"}
-    for columns, flags, text in (
-        (row, {}, "a"),
-        (row, {"prompt_column": "prompt"}, "c"),
-        ({"prompt": "d"}, {}, "d"),
-        ({"body": "e"}, {}, "e"),
-    ):
-        source = write_rows(tmp_path / f"{text}.jsonl", [{"n": 1, **columns}])
-        (answer,) = answers(own, tmp_path / f"{text}.out", input=source, **flags, **best)
-        assert answer["log_probabilities"] == pytest.approx(scores[text], abs=1e-4)
 
 
 def test_an_answer_is_one_line_on_the_screen_and_keeps_its_line_ends_in_a_file(
@@ -180,62 +129,16 @@ def test_an_answer_is_one_line_on_the_screen_and_keeps_its_line_ends_in_a_file(
     assert row["response"].startswith("one\n\ntwo\u2028three")
 
 
-def test_a_preparation_of_texts_is_noted_as_without_effect_on_prompts(folder: Path, capsys: Screen) -> None:
-    generate(settings(folder, input="x", prepare_text="prott5"))
-    assert "--prepare_text = prott5, has no effect" in capsys.readouterr().err
-
-
-def test_columns_beside_the_prompts_take_memory_by_their_size(folder: Path, tmp_path: Path) -> None:
-    """80 rows of 600 KB, which go into the output whole."""
-    rows = write_rows(tmp_path / "rows.jsonl", ({"prompt": f"{at}", "z": "x" * 600_000} for at in range(80)))
-    code = """
-import contextlib
-from commands.generate import generate
-from config import load
-
-model, rows, output = sys.argv[1:]
-how = {"model": model, "mixed_precision": "no", "max_seq_len": "32", "max_new_tokens": "2"}
-with contextlib.redirect_stdout(sys.stderr):
-    generate(load("generate", {**how, "input": "warm"}))
-    taken = measure(lambda: generate(load("generate", {**how, "input": rows, "output": output})))
-print(taken)
-"""
-    (used_bytes,) = in_child(code, folder, rows, tmp_path / "out.jsonl")
-    assert used_bytes < 30 * 2**20
-    assert [len(row["z"]) for row in read_rows(tmp_path / "out.jsonl")] == [600_000] * 80
-
-
-@pytest.mark.parametrize("more", [{}, {"num_beams": 2}, {"source_prefix": "say: "}])
-def test_long_prompts_are_answered_in_parts(
-    folder: Path, tmp_path: Path, capsys: Screen, more: dict[str, object]
-) -> None:
+def test_long_prompts_are_answered_in_parts(folder: Path, tmp_path: Path, capsys: Screen) -> None:
     texts = ["the king went home.", "he built a wall there.", "then all was well."]
     parts = write_prompts(tmp_path / "parts.jsonl", [*texts, "x"])
     whole = write_prompts(tmp_path / "whole.jsonl", [" ".join(texts), "x"])
-    one = answers(folder, tmp_path / "one.jsonl", input=parts, seed=3, **more)
+    one = answers(folder, tmp_path / "one.jsonl", input=parts, source_prefix="say: ")
     split = {"split_prompts": 25, "max_seq_len": 30}
-    together = answers(folder, tmp_path / "all.jsonl", input=whole, seed=3, **split, **more)
+    together = answers(folder, tmp_path / "all.jsonl", input=whole, source_prefix="say: ", **split)
     *expected, short = [row["response"].strip() for row in one]
     assert [row["response"] for row in together] == [" ".join(filter(None, expected)), short]
     assert "truncated" not in capsys.readouterr().out
-
-
-def test_what_answers_in_parts_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--split_prompts = 25, joins one answer of each part"):
-        settings(folder, split_prompts=25, num_beams=3, num_answers=2)
-    with pytest.raises(UserError, match="--split_prompts = 64, is not less than max_seq_len"):
-        settings(folder, split_prompts=64, max_seq_len=64)
-    with pytest.raises(UserError, match="--split_prompts: no such flag"):
-        load("chat", {"model": str(folder), "split_prompts": "25"})
-    own = Path(shutil.copytree(folder, tmp_path / "own"))  # A folder forbids nobody to ask for several answers.
-    (own / "generation_config.json").write_text(json.dumps({"split_prompts": 25}))
-    generate(settings(own, input="the king went home", num_beams=2, num_answers=2))
-
-
-def test_prompts_that_are_too_long_are_cut_and_counted(folder: Path, tmp_path: Path, capsys: Screen) -> None:
-    source = write_prompts(tmp_path / "p.jsonl", ["short", "x" * 15, "y" * 16, "z" * 40])
-    generate(settings(folder, input=source, output=tmp_path / "cut.jsonl", max_seq_len=16))
-    assert "truncated to --max_seq_len=16: 2 prompts, first " in capsys.readouterr().out
 
 
 def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(
@@ -250,12 +153,6 @@ def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(
     assert [(row["id"], bool(row["response"])) for row in rows] == [(0, True), (1, True), (2, False), (3, True)]
 
 
-@pytest.mark.parametrize("name", ["nothing.jsonl", "Prompts.TXT"])
-def test_a_missing_file_is_no_text(folder: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=r"--input = .*, no such file; give a file that exists"):
-        generate(settings(folder, input=tmp_path / name))
-
-
 def test_what_does_not_fit_is_refused_before_loading(folder: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     flags = {"input": write_prompts(tmp_path / "p.jsonl"), "output": tmp_path / "a.jsonl"}
     large = {"generate_batch_size": 100000, "max_seq_len": 65536, "max_new_tokens": 65536}
@@ -264,18 +161,6 @@ def test_what_does_not_fit_is_refused_before_loading(folder: Path, tmp_path: Pat
     monkeypatch.setattr(hf_format, "load", lambda *a, **b: pytest.fail("was loaded"))
     with pytest.raises(DoesNotFit, match=r"--memory_budget = 1.0 MiB, does not hold the model's"):
         generate(settings(folder, **flags, memory_budget="1M"))
-
-
-def test_auto_answers_fewer_at_once_in_less_memory(folder: Path) -> None:
-    config = settings(folder, input="x", max_seq_len=65536)
-    trained = load_model(config, find_model(config))
-    batch = AnswerBatch.by(config.generate, 64, 65536)
-    wide = trained.rows_at_once("auto", batch)
-    trained.answer_budget.budget_bytes = sum(trained.predict(replace(batch, rows=5)).values())
-    assert wide == 64 and trained.rows_at_once("auto", batch) == 5
-    assert trained.rows_at_once(5, batch) == 5
-    with pytest.raises(DoesNotFit):
-        trained.rows_at_once(6, batch)
 
 
 def test_who_takes_more_than_the_budget_says_so(folder: Path, monkeypatch: Patch, capsys: Screen) -> None:
@@ -288,38 +173,6 @@ def test_who_takes_more_than_the_budget_says_so(folder: Path, monkeypatch: Patch
     with pytest.raises(OverBudget, match=r"was exceeded: the peak was 1,?048,?576.* GiB.*--generate_batch_size=1"):
         generate(settings(folder, input="x"))
     assert capsys.readouterr().out, "the answer is there"
-
-
-@pytest.mark.parametrize(
-    ("fast", "requested", "sentence", "storage"),
-    [
-        ([torch.float32], "fp16", "fp32 products: fp16 ones are not faster here", torch.float32),
-        ([torch.float32], "bf16", "fp32 products: bf16 ones are not faster here", torch.bfloat16),
-        ([torch.bfloat16, torch.float32], "bf16", "", torch.bfloat16),
-        ([torch.float16, torch.float32], "fp16", "", torch.float16),
-    ],
-)
-def test_products_in_another_dtype_than_asked_for_are_told_once(
-    folder: Path,
-    monkeypatch: Patch,
-    capsys: Screen,
-    fast: list[torch.dtype],
-    requested: str,
-    sentence: str,
-    storage: torch.dtype,
-) -> None:
-    monkeypatch.setattr(CpuDevice, "fast_dtypes", lambda self: tuple(fast))
-    config = settings(folder, input="x", mixed_precision=requested)
-    generate(config)
-    screen = capsys.readouterr()
-    lines = [line for line in screen.err.splitlines() if "mixed_precision" in line]
-    assert len(lines) == bool(sentence) and all(
-        line.startswith(f"--mixed_precision = {requested}, {sentence}") for line in lines
-    )
-    assert "mixed_precision" not in screen.out
-    trained = load_model(config, find_model(config))
-    assert trained.blockwise.model.embedding.dtype == storage
-    assert trained.blockwise.weight_store.compute_dtype == fast[0]
 
 
 def test_weights_are_rounded_where_the_budget_holds_no_others_and_no_dtype_is_named(
@@ -343,52 +196,6 @@ def test_several_processes_are_refused(folder: Path, monkeypatch: Patch) -> None
         generate(settings(folder))
 
 
-@pytest.mark.slow
-def test_a_run_that_is_really_killed_goes_on(folder: Path, tmp_path: Path) -> None:
-    source = write_prompts(tmp_path / "p.jsonl", [f"question {number} of many" for number in range(60)])
-    output = tmp_path / "answers.jsonl"
-    words = [sys.executable, str(ROOT / "train_low_mem.py"), "generate", f"--model={folder}", f"--input={source}"]
-    words += ["--max_new_tokens=100", "--min_new_tokens=100", "--generate_batch_size=1", "--mixed_precision=no"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*words, f"--output={output}"], env=environment, cwd=tmp_path)
-    while not (tmp_path / "answers.jsonl.unfinished" / "00000000.jsonl").exists():
-        assert process.poll() is None
-        os.sched_yield()
-    process.kill()
-    process.wait()
-    assert not output.exists()
-    for name in ("answers.jsonl", "whole.jsonl"):
-        subprocess.run([*words, f"--output={tmp_path / name}"], env=environment, cwd=tmp_path, check=True)
-    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
-def test_standard_input_is_read_line_by_line(folder: Path, monkeypatch: Patch, capsys: Screen, tmp_path: Path) -> None:
-    """The same answers as one by one; what cannot be read again is not continued."""
-    lines = "short\n\n河水从桥下流过\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-    generate(settings(folder, input="-"))
-    first, blank, second = capsys.readouterr().out.splitlines()
-    assert blank == ""
-    for text, together in (("short", first), ("河水从桥下流过", second)):
-        generate(settings(folder, input=text))
-        assert capsys.readouterr().out.rstrip("\n") == together
-    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-    rows = answers(folder, tmp_path / "out.jsonl", input="-")
-    assert [row["prompt"] for row in rows] == ["short", "", "河水从桥下流过"]
-    with pytest.raises(UserError, match="is there already"):
-        answers(folder, tmp_path / "out.jsonl", input="-")
-    work = answer_work(settings(folder, input="-", output=tmp_path / "out.jsonl", generate_batch_size=2))
-    work.load()
-    (part,) = work.parts(iter([Prompt("", text, {}) for text in ("short", "", "third")]))
-    assert len(part) == 3, "nobody waits for each answer"
-
-
-def test_what_answers_loads_no_trainer() -> None:
-    """Its memory would be missing for answers."""
-    words = "import sys, training.loaded_model; sys.exit(int('accelerate' in sys.modules or 'pyarrow' in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", words], cwd=ROOT).returncode == 0
-
-
 def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: Screen) -> None:
     """Of a text file, of a data file's column, and of the model's own folder; with the best few and their
     log-probabilities.
@@ -409,8 +216,6 @@ def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: Screen) 
         assert row["response"] == row["responses"][0]
         assert row["log_probabilities"] == sorted(row["log_probabilities"], reverse=True)
     assert "5 of at most" in capsys.readouterr().err
-    (tree,) = (tmp_path / "cache" / "answers").glob("*/tree.npz")
-    before = tree.stat().st_mtime_ns
     own = Path(shutil.copytree(folder, tmp_path / "own"))
     shutil.copy(listed, own)
     first, of_table, of_model = (
@@ -421,54 +226,5 @@ def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: Screen) 
             (own, {}),
         )
     )
-    assert tree.stat().st_mtime_ns == before and set(first) <= set(texts)
+    assert set(first) <= set(texts)
     assert first == of_table == of_model
-    capsys.readouterr()
-    generate(settings(own, input="short", answers="none"))
-    assert "of at most" not in capsys.readouterr().err
-
-
-def test_a_list_that_the_budget_does_not_hold(folder: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    (tmp_path / "answers.txt").write_text("red\nblue\n")
-    monkeypatch.setattr("training.setup.answer_list.child_bytes", lambda config: 2**20)
-    flags = {"input": "x", "answers": tmp_path / "answers.txt", "cache_dir": tmp_path / "cache"}
-    with pytest.raises(DoesNotFit, match="--memory_budget"):
-        generate(settings(folder, **flags, max_new_tokens=60))
-
-
-def test_the_budget_counts_the_tree(folder: Path) -> None:
-    """What it holds itself, and what a step makes of the tokens that it allows."""
-    config = settings(folder, input="x", max_seq_len=64)
-    without = load_model(config, find_model(config))
-    count = 2**23
-    starts = np.full(count + 1, count, np.int32)
-    starts[0] = 1
-    tree = AnswerTree(np.ones(count, np.int32), starts, 2)  # 64 MiB: as many answers of one token
-    trained = load_model(config, find_model(config), tree=tree)
-    tree_bytes = trained.held_model.base_bytes - without.held_model.base_bytes
-    batch = AnswerBatch.by(config.generate, 1, config.data.max_seq_len)
-    assert tree_bytes > 0.8 * tree.num_bytes
-    assert sum(trained.predict(batch).values()) - sum(without.predict(batch).values()) > tree_bytes + 40 * count
-    serving = flags_of("serve", model=folder, max_seq_len=32)
-    less, more = (api_of(one, serving.data, serving.generate).engine.capacity for one in (without, trained))
-    assert sum(more.parts.values()) > sum(less.parts.values()) + 40 * count
-
-
-@pytest.mark.parametrize(
-    ("flags", "setting"),
-    [
-        ({"num_answers": 3}, "--num_answers"),
-        ({"max_new_tokens": 2}, "--max_new_tokens"),
-        ({"no_repeat_ngram_size": 2}, "--no_repeat_ngram_size"),
-        ({"answers": "table.csv"}, "--response_column"),
-    ],
-)
-def test_what_contradicts_a_list_of_answers_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: Patch, flags: dict[str, Any], setting: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("answers.txt").write_text("a longer answer\n", encoding="utf8")
-    Path("table.csv").write_text("id,color\n1,red\n", encoding="utf8")
-    how = {"max_new_tokens": 60, "answers": "answers.txt", "cache_dir": tmp_path / "cache"}
-    with pytest.raises(UserError, match=setting):
-        generate(settings(folder, input="short", **{**how, **flags}))

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from commands.convert import next_command
-from commands.tokenizer import tokenizer
-from settings.loading import load
 from settings.program import program
 from tests.training.small_trained import SHAPE, save_trained
 from train_low_mem import main
@@ -22,15 +20,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS: dict[str, dict[str, Any]] = {
     "text": {},
     "classifier": {"head": "sequence", "labels": "few,many", "num_decoder_layers": 0},
-    "regression": {"head": "sequence", "labels": "regression", "num_decoder_layers": 0},
-    "token labels": {"head": "token", "labels": "O,PER", "num_decoder_layers": 0},
     "encoder": {"head": "none", "num_decoder_layers": 0},
 }
 ROWS: dict[str, dict[str, Any]] = {
     "text": {"prompt": "a", "response": "b"},
     "classifier": {"text": "a b", "label": "few"},
-    "regression": {"text": "a b", "label": 1.5},
-    "token labels": {"text": "a b", "label": ["O", "PER"]},
 }
 
 
@@ -56,17 +50,3 @@ def test_the_command_takes_a_model_of_this_kind(
             (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[kind]) + "\n")
             words += ["--validation_file=rows.jsonl"]
         assert main([*words, "--mixed_precision=no"]) == 0, capsys.readouterr().err
-
-
-def test_training_reads_the_rows_that_the_tokenizer_was_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = ({"tokens": ["a", f"word{number}"], "tags": ["O", "X"]} for number in range(40))
-    (tmp_path / "ner.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    columns = {"head": "token", "text_column": "tokens", "label_column": "tags"}
-    tokenizer(load("tokenizer", {"train_file": "ner.jsonl", "tokenizer_type": "byte", **columns}))
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("next")]
-    words = words_of(line.strip().removeprefix("next").strip())
-    flags = dict(word.removeprefix("--").split("=", 1) for word in words[1:])
-    assert words[0] == "train" and columns.items() <= flags.items() and flags["train_file"] == "ner.jsonl"

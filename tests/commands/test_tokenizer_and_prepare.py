@@ -48,14 +48,6 @@ def test_a_tokenizer_is_trained_and_not_overwritten(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["tokenizer"]
 
 
-def test_a_sample_too_large_for_memory_has_its_folder(
-    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("data.tokenizers.sample.IN_MEMORY_BYTES", 100)
-    tokenizer(settings("tokenizer", tmp_path, text_file))
-    assert list((tmp_path / "cache").iterdir()) == [], "and leaves nothing in it"
-
-
 @pytest.mark.skipif(os.name == "nt", reason="os.fork")
 def test_a_kill_leaves_no_mixture_of_two_tokenizers(tmp_path: Path, text_file: Path) -> None:
     tokenizer(settings("tokenizer", tmp_path, text_file))
@@ -83,13 +75,6 @@ def test_a_kill_leaves_no_mixture_of_two_tokenizers(tmp_path: Path, text_file: P
         shutil.copytree(copy, folder)
     assert number > 3 and len(sizes) == 2 and old in sizes
     assert not (folder / ".tmp").exists()
-
-
-def test_a_tokenizer_goes_where_it_is_told(tmp_path: Path, text_file: Path) -> None:
-    tokenizer(settings("tokenizer", tmp_path, text_file, tokenizer_dir=str(tmp_path / "a" / "b")))
-    assert Tokenizer.load(tmp_path / "a" / "b").num_sentinels == 100
-    with pytest.raises(UserError, match=r"--tokenizer_dir = .*cannot be written"):
-        tokenizer(settings("tokenizer", tmp_path, text_file, tokenizer_dir=str(text_file / "below")))
 
 
 def test_prepare_tells_what_became_of_the_rows(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +16,7 @@ from settings.errors import DoesNotFit, UserError
 from settings.loading import load
 from tests.training.small_trained import SHAPE, save_trained
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PROMPTS = ["what flows below the bridge?", "", "河水从桥下流过", "a"]
+PROMPTS = ["what flows <extra_id_0> the bridge?", "", "河水从桥下流过", "a"]
 SETTINGS = {"device": "cpu", "num_threads": 1, "mixed_precision": "no"}
 
 
@@ -55,31 +51,8 @@ def test_it_embeds_as_the_command_does(tmp_path: Path) -> None:
         Model(folder, **SETTINGS).answer(["hello"])
 
 
-def test_a_head_over_labels_answers_as_the_command_does(tmp_path: Path) -> None:
-    shape = replace(SHAPE, num_decoder_layers=0, head="sequence", labels="few,many")
-    folder = save_trained(tmp_path / "head", shape=shape)
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two longer texts")))
-    output = tmp_path / "labels.jsonl"
-    generate(load("generate", {**SETTINGS, "model": str(folder), "input": str(texts), "output": str(output)}))
-    rows = [json.loads(line) for line in output.read_text(encoding="utf8").splitlines()]
-    answers = Model(folder, **SETTINGS).answer(["one", "", "two longer texts"])
-    assert [answer["label"] for answer in answers] == [rows[0]["label"], None, rows[1]["label"]]
-    assert answers[0]["probabilities"] == pytest.approx(rows[0]["probabilities"], abs=1e-5)
-
-
 def test_the_budget_holds_or_is_refused(folder: Path) -> None:
     model = Model(folder, **SETTINGS, max_new_tokens=4)
     assert model.answer(["hello"], memory_budget="4G") == model.answer(["hello"])
     with pytest.raises(DoesNotFit, match="--memory_budget"):
         model.answer(["hello"], memory_budget="64M")
-
-
-@pytest.mark.slow  # The same of an installed package is tested beside its wheel.
-def test_one_import_from_a_checkout(folder: Path) -> None:
-    words = (
-        f"from frugalt5 import Model; (answer,) = Model({str(folder)!r}, device='cpu').answer(['hello']); assert answer"
-    )
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", words], cwd=folder, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
