@@ -47,22 +47,6 @@ def test_events_that_no_run_writes_are_passed_over(tmp_path: Path) -> None:
     assert dict(history.window(0, 9))["steps"] == [0, 1, 2]
 
 
-def test_a_window_shows_each_step_at_its_time_with_evaluations_and_peaks(tmp_path: Path) -> None:
-    events = [step(n, float(n)) for n in range(1, 2500)]
-    events[1500:1500] = [
-        {"event": "eval", "step": 1500, "loss": 3.5},
-        {"event": "memory", "step": 1500, "phase": "evaluation", "anon_bytes": 9000},
-    ]
-    history = History(write(folders(tmp_path), "one", *events))
-    while history.refresh(20_000):  # A long file is read in pieces.
-        pass
-    window: dict[str, Any] = dict(history.window(1499, 1502))
-    series = window["series"]
-    assert window["steps"] == series["loss"]["mean"] == [1499, 1500, 1501, 1502]
-    assert window["seconds"] == sorted(set(window["seconds"]))
-    assert series["eval_loss"]["mean"] == [None, 3.5, None, None] and max(series["memory"]["high"]) == 9000
-
-
 def test_a_long_run_has_few_points_and_keeps_its_spikes() -> None:
     losses: list[float | None] = [1.0] * 20_000
     losses[6_180] = 99.0

@@ -56,6 +56,7 @@ def command(program: Path, name: str, *flags: str) -> Run:
     return subprocess.run(words, cwd=program.parent, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_an_edited_model_is_planned_and_trained(edited: Path, world: World) -> None:
     data = [f"--train_file={world.text}", "--vocab_size=512", "--max_steps=2"]
     planned = command(edited, "plan", *folders(edited, world), *data)
