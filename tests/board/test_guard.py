@@ -140,7 +140,7 @@ PATHS_OUT = (
         "a\0b",
         "link.jsonl",
     ),
-    *("folder/secret.jsonl", "*.jsonl", "a.jsonl,/etc/passwd", "s3://bucket/a.jsonl"),
+    *("folder/secret.jsonl", "~/secret", "..\\secret.jsonl", "*.jsonl", "a.jsonl,/etc/passwd", "s3://bucket/a.jsonl"),
 )
 
 
