@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from board.app import STATIC, make_app
 from board.form import FIRST, command_line
 from board.service import KEPT_HISTORIES, Board
-from board.streams import overview_events, run_events
+from board.streams import run_events
 from settings.declared import flags_of
 from settings.declared import places as places_of_settings
 from settings.loading import load
@@ -75,18 +75,6 @@ def test_of_many_pages_each_is_told_all_of_its_run_and_then_what_is_new(board: B
     assert board.history.cache_info().currsize == KEPT_HISTORIES  # type: ignore[attr-defined]
     window: Any = board.window("run0", 5, 6)  # Its history was forgotten, and is read again.
     assert window["steps"] == [5, 6] and window["seconds"][0] > 0, "the clock of the whole run"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes")
-def test_runs_that_cannot_be_opened_are_not_listed_and_their_memory_counts(board: Board, client: TestClient) -> None:
-    write(board.folders, "good", start(), step(1))
-    for name in ("m\udcfe", "a:b", "x" * 200):
-        beat(board.folders, name, time=2e10, anon_bytes=0, peak_bytes=2**30)
-    content = client.get("/api/runs").json()
-    assert [run["name"] for run in content["runs"]] == ["good"] and content["still_to_take"] == 3 * 2**30
-    assert content["machine"]["total_bytes"] > content["machine"]["free_bytes"] > 0
-    ((kind, overview),) = asyncio.run(first(overview_events(board), 1))
-    assert kind == "overview" and [run["name"] for run in overview["runs"]] == ["good"]
 
 
 def test_every_address_shows_the_page_and_a_program_gets_an_answer(client: TestClient) -> None:
