@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ class FakeHub:
     folder: Path
     endpoint: str = ""
     page: bytes = b""  # What is answered to everything, as by a mirror that wants a login.
-    asked: list[str] = field(default_factory=list)
 
     def repository(self, name: str, kind: str = "models") -> Path:
         path = self.folder / kind / name
@@ -43,10 +42,9 @@ class FakeHub:
         content = path.read_bytes()
         return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
 
-    def answer(self, method: str, address: str, body: bytes, headers: Any) -> tuple[int, dict[str, str], bytes]:
+    def answer(self, address: str, body: bytes, headers: Any) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
         parts = unquote(urlsplit(address).path).strip("/").split("/")
-        self.asked.append(f"{method} {'/'.join(parts)}")
         if self.page:
             return 200, {"Content-Type": "text/html"}, self.page
         if parts[:2] == ["api", "whoami-v2"]:
@@ -127,7 +125,7 @@ def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, headers, content = hub.answer(self.command, self.path, body, self.headers)
+            status, headers, content = hub.answer(self.path, body, self.headers)
             self.send_response(status)
             for name, value in {"Content-Length": str(len(content)), **headers}.items():
                 self.send_header(name, value)

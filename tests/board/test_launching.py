@@ -5,24 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import sys
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from board import planning
 from board.launching import Launcher
-from board.planning import Planner, plan_words, still_to_take
-from board.reader import Outside
+from board.planning import Planner, plan_words
 from board.runs import run_facts
-from board.service import Board
 from common.units import GIB
 from settings.errors import UserError
 from settings.loading import load
@@ -54,10 +47,10 @@ class Planned(Planner):
 class Queue:
     """A launcher with its planner, looked at from outside."""
 
-    def __init__(self, folder: Path, program: str = RECORDER) -> None:
+    def __init__(self, folder: Path) -> None:
         self.where = folders(folder)
         self.planner = Planned(folder)
-        self.launcher = Launcher(self.where, self.planner, folder, (sys.executable, "-c", program))
+        self.launcher = Launcher(self.where, self.planner, folder, (sys.executable, "-c", RECORDER))
 
     def ask(self, name: str = "one", **flags: str) -> None:
         self.launcher.ask(name, "train", flags)
@@ -95,46 +88,12 @@ def test_a_run_that_fits_is_started_in_a_session_of_its_own(queue: Queue, tmp_pa
     assert queue.record()["exit_code"] == 0 and queue.record()["planned_peak_bytes"] == GIB
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["other", pytest.param("m\udcfe", marks=pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes"))],
-)
-def test_one_that_does_not_fit_beside_others_waits(queue: Queue, name: str) -> None:
-    beat(queue.where, name, time=2e10, peak_bytes=3 * GIB, anon_bytes=GIB)
+def test_one_that_does_not_fit_beside_others_waits(queue: Queue) -> None:
+    beat(queue.where, "other", time=2e10, peak_bytes=3 * GIB, anon_bytes=GIB)
     queue.ask()
     for answer in ({**FITS, "fits_now": False, "reserved_bytes": 2 * GIB}, REFUSED):
-        assert queue.next(answer) is None and queue.facts() == ("waiting", name)
+        assert queue.next(answer) is None and queue.facts() == ("waiting", "other")
     assert queue.planner.requests == [2 * GIB] * 2 and queue.next() == "one"
-
-
-def test_while_nothing_has_changed_the_queue_plans_seldom(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan takes of the processor on which the others train."""
-    monkeypatch.setattr("board.launching.LOOK_AGAIN_SECONDS", 30.0)
-    for name in ("other", "third"):
-        beat(queue.where, name, time=2e10)
-    queue.ask()
-    assert [queue.next(REFUSED) for _ in range(9)] == [None] * 9 and len(queue.planner.requests) == 1
-    beat(queue.where, "third", state="done")
-    assert queue.next() == "one" and len(queue.planner.requests) == 2, "one has ended: there may be room"
-
-
-def test_what_runs_already_is_not_started_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its launch may say that it waits: it was begun from a terminal, or the disk was full when it was noted."""
-    queue.ask()
-    beat(queue.where, "one", time=time.time(), started=time.time() + 1)
-    assert queue.next() is None and not queue.planner.requests
-    queue.launcher.program = (sys.executable, "-c", "import time; time.sleep(60)")
-    queue.ask("two")
-
-    def full(path: Path, text: str) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr("board.launching.write_text", full)
-    with pytest.raises(OSError, match="full"):
-        queue.next()
-    for child in psutil.Process().children():  # It is ended: nobody would know of it.
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    queue.launcher.count_ended()
 
 
 def test_one_that_fits_nowhere_is_refused_after_a_while(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,51 +116,18 @@ def test_the_queue_is_of_files_the_oldest_comes_first_and_may_be_withdrawn(queue
     assert [other.next(), queue.next(), other.next()] == ["a", "c", None]
 
 
-@pytest.mark.parametrize("meanwhile", ["withdrawn", "deleted", "asked anew"])
+@pytest.mark.parametrize("meanwhile", ["withdrawn", "asked anew"])
 def test_a_run_that_was_taken_back_while_it_was_planned_is_not_started(queue: Queue, meanwhile: str) -> None:
     queue.ask(max_steps="5")
 
     def act() -> None:
-        queue.launcher.delete("one") if meanwhile == "deleted" else queue.launcher.withdraw("one")
+        queue.launcher.withdraw("one")
         if meanwhile == "asked anew":
             queue.ask(max_steps="6")
 
     queue.planner.meanwhile = act
     assert queue.next() is None and not (queue.launcher.folder / "started.json").exists()
     assert (queue.where.log_dir / "one").exists() == (meanwhile == "asked anew")
-
-
-def test_of_many_who_ask_for_one_name_one_gets_it(
-    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(queue.ask, "one", max_steps=str(steps)) for steps in range(1, 9)]
-    problems = [one.exception() for one in futures]
-    assert sum(problem is None for problem in problems) == 1
-    steps = queue.record()["flags"]["max_steps"]
-    assert steps == str(problems.index(None) + 1)
-    other = Queue(tmp_path)
-    monkeypatch.setattr(Path, "exists", lambda path: False)  # Another page has looked before.
-    with pytest.raises(UserError, match="--run_name"):
-        other.ask(max_steps="99")
-    assert queue.record()["flags"]["max_steps"] == steps
-
-
-def test_a_run_that_is_given_no_name_gets_its_kind_and_the_time(tmp_path: Path) -> None:
-    board = Board(folders(tmp_path), tmp_path)
-    names = [board.start({"run_name": name}) for name in ("AUTO", " Auto ", "")]
-    assert {folder.name for folder in board.folders.log_dir.iterdir()} == {*names} and len({*names}) == 3
-    assert all(re.fullmatch(r"pretrain_[0-9]{8}_[0-9]{6}(_[23])?", name) for name in names)
-    (board.folders.output_dir / "run_2").mkdir()
-    assert [board.launcher.ask_anew("run", "train", {}) for _ in range(2)] == ["run", "run_3"]
-
-
-def test_a_launch_that_somebody_else_has_written_is_passed_over(queue: Queue) -> None:
-    (queue.where.log_dir / "one").mkdir()
-    flags = '{"command": "train", "flags": {}, "asked": "x"}'
-    for content in ("[]", '{"flags": 5}', '{"command": "rm", "flags": {}, "asked": 1}', flags):
-        (queue.where.log_dir / "one" / "launch.json").write_text(content)
-        assert queue.next() is None and not queue.planner.requests
 
 
 def test_the_queue_outlives_an_error(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,22 +153,6 @@ def test_what_may_be_resumed(queue: Queue) -> None:
     beat(queue.where, "one", "stopped", started=1.0)
     queue.ask(is_keep_training="True")
     assert queue.facts()[0] == "waiting"
-
-
-def test_wishes_go_to_runs_alone(queue: Queue) -> None:
-    for name in ("none", "../x"):
-        with pytest.raises(Outside):
-            queue.launcher.wish(name, "stop")
-
-
-def test_what_others_may_still_take() -> None:
-    runs = [
-        {"state": "running", "planned_peak_bytes": 10, "peak_bytes": 12, "memory_bytes": 5},
-        {"state": "starting", "planned_peak_bytes": 10, "peak_bytes": None, "memory_bytes": None},
-        {"state": "running", "planned_peak_bytes": 4, "peak_bytes": 4, "memory_bytes": 9},
-        {"state": "done", "planned_peak_bytes": 99, "peak_bytes": 99, "memory_bytes": 0},
-    ]
-    assert still_to_take(runs) == 7 + 10
 
 
 def test_a_run_is_planned_with_the_settings_that_it_will_have(queue: Queue) -> None:
@@ -279,11 +189,3 @@ def test_others_are_planned_beside_and_a_refusal_brings_its_reasons(tmp_path: Pa
     assert not asyncio.run(planner.plan({"device": "cuda"}, GIB))["fits_now"]
     refusal = asyncio.run(planner.plan({"memory_budget": "1000M"}))
     assert (refusal["exit_code"], refusal["problems"]) == (3, ["--memory_budget, too little"])
-
-
-def test_a_plan_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "PLAN_SECONDS", 0.2)
-    with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(Planner(tmp_path, (sys.executable, "-c", "import threading; threading.Event().wait()")).plan({}))
-    children = [child.cmdline() for child in psutil.Process().children()]
-    assert not any("threading.Event().wait()" in " ".join(words) for words in children)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -19,8 +18,8 @@ from starlette.testclient import TestClient
 from board.app import STATIC, make_app
 from board.form import FIRST, command_line
 from board.service import KEPT_HISTORIES, Board
-from board.streams import Chart, overview_events, run_events
-from settings.declared import ROOT, flags_of
+from board.streams import run_events
+from settings.declared import flags_of
 from settings.declared import places as places_of_settings
 from settings.loading import load
 from tests.board.recorded import beat, folders, start, step, write
@@ -76,55 +75,6 @@ def test_of_many_pages_each_is_told_all_of_its_run_and_then_what_is_new(board: B
     assert board.history.cache_info().currsize == KEPT_HISTORIES  # type: ignore[attr-defined]
     window: Any = board.window("run0", 5, 6)  # Its history was forgotten, and is read again.
     assert window["steps"] == [5, 6] and window["seconds"][0] > 0, "the clock of the whole run"
-
-
-def test_a_chart_changes_by_its_last_buckets(board: Board) -> None:
-    path = write(board.folders, "one", *(step(n) for n in range(1, 20)))
-    history = board.history("one")
-    chart = Chart()
-    history.refresh()
-    assert chart.change(history) is not None and chart.change(history) is None
-    append(path, step(20, 9.0))
-    history.refresh()
-    change = chart.change(history)
-    assert change is not None and change["first"] == 19 and change["steps"] == [19, 20]
-    append(path, *(step(n) for n in range(21, 600)))
-    history.refresh()
-    wider = chart.change(history)
-    assert wider is not None and wider["first"] == 0 and wider["width"] == 2, "the grid has changed: all anew"
-
-
-def test_a_run_that_is_deleted_meanwhile_is_told_as_gone(board: Board) -> None:
-    path = write(board.folders, "one", start())
-
-    async def go() -> Any:
-        events = run_events(board, "one", seconds=0.0)
-        await first(events, 1)
-        path.unlink()
-        return [event async for event in events][-1]
-
-    assert b"event: gone" in asyncio.run(go())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes")
-def test_runs_that_cannot_be_opened_are_not_listed_and_their_memory_counts(board: Board, client: TestClient) -> None:
-    write(board.folders, "good", start(), step(1))
-    for name in ("m\udcfe", "a:b", "x" * 200):
-        beat(board.folders, name, time=2e10, anon_bytes=0, peak_bytes=2**30)
-    content = client.get("/api/runs").json()
-    assert [run["name"] for run in content["runs"]] == ["good"] and content["still_to_take"] == 3 * 2**30
-    assert content["machine"]["total_bytes"] > content["machine"]["free_bytes"] > 0
-    ((kind, overview),) = asyncio.run(first(overview_events(board), 1))
-    assert kind == "overview" and [run["name"] for run in overview["runs"]] == ["good"]
-
-
-def test_what_is_no_text_is_shown_all_the_same(board: Board, client: TestClient) -> None:
-    half = "\ud83d"
-    write(board.folders, "one", start(), {"event": "sample", "prompt": half}, {"event": "recovery", "report": half})
-    beat(board.folders, "one", "failed", reason="caf\udce9")
-    assert client.get("/api/runs/one").status_code == 200
-    assert client.get("/api/runs").json()["runs"][0]["reason"] == "caf\udce9"
-    assert asyncio.run(first(run_events(board, "one"), 2))[1][1]["samples"][0]["prompt"] == half
 
 
 def test_every_address_shows_the_page_and_a_program_gets_an_answer(client: TestClient) -> None:
@@ -211,13 +161,3 @@ def test_both_languages_have_all_words_that_are_used_with_the_same_gaps() -> Non
     for path in STATIC.glob("*.js"):
         keys = set(re.findall(r'\bt\("([^"]+)"[,)]', path.read_text(encoding="utf8")))
         assert keys <= set(english), f"{path.name}: {keys - set(english)}"
-
-
-def test_the_page_never_loads_what_training_needs() -> None:
-    """Its memory is that of a small server."""
-    code = (
-        "import board.app, board.server, board.commands, sys; print([m for m in ('torch', 'numpy', 'pyarrow') if m "
-        "in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

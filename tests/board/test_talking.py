@@ -187,10 +187,6 @@ def test_a_model_ends_with_its_page(tmp_path: Path) -> None:
             {"index", "label", "probabilities"},
             marks=pytest.mark.slow,
         ),
-        pytest.param({"head": "sequence", "labels": "regression"}, {"index", "number"}, marks=pytest.mark.slow),
-        pytest.param(
-            {"head": "token", "labels": "C,E,H"}, {"index", "labels", "probabilities"}, marks=pytest.mark.slow
-        ),
         pytest.param({"head": "none"}, {"index", "object", "embedding"}, marks=pytest.mark.slow),
     ],
 )

@@ -4,14 +4,13 @@ own.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.running import ENVIRONMENT, WORDS, Place, Run
+from tests.end_to_end.running import ENVIRONMENT, Place, Run
 from tests.end_to_end.world import SHAPE, World
 
 REACHED = 77
@@ -47,39 +46,8 @@ def test_a_tokenizer_is_trained_and_text_prepared_before_torch(alone: Place, wor
     assert not alone.runs.exists(), "a run's folder comes with its plan"
 
 
-def test_what_a_run_goes_on_from_is_read_before_torch(alone: Place, pretrained: World) -> None:
-    base = f"--finetune_from={pretrained.place.runs / 'whole'}"
-    answers = alone.folder / "preferences.jsonl"
-    rows = [{"prompt": f"is {word}?", "chosen": f"yes, {word}", "rejected": "no"} for word in WORDS * 5]
-    answers.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
-    done = until_torch(alone, "dpo", base, f"--train_file={answers}")
-    assert done.returncode == REACHED and len(prepared(alone)) == 1, done.stderr
-
-
 def test_a_plan_needs_no_torch_at_all(alone: Place, pretrained: World) -> None:
     base = f"--finetune_from={pretrained.place.runs / 'whole'}"
     plan = ("--is_finetune=True", base, f"--train_file={pretrained.pairs}", "--memory_budget=2G")
     done = until_torch(alone, "plan", *plan)
     assert done.returncode == 0 and "starting from" in done.stdout
-
-
-def test_going_on_is_settled_before_torch(alone: Place, pretrained: World) -> None:
-    """The run is there, so it is taken, its newest checkpoint found, and its rows are those of the cache."""
-    place = Place(pretrained.place.folder, alone.cache)
-    flags = (*place.flags(), "--is_keep_training=True", "--run_name=whole")
-    done = subprocess.run(
-        [sys.executable, *place.command("train", *flags)],
-        cwd=place.folder,
-        capture_output=True,
-        text=True,
-        env={**ENVIRONMENT, "PYTHONPATH": str(alone.folder / "stub")},
-    )
-    assert done.returncode == REACHED and len(prepared(alone)) == 1, done.stderr
-    assert not (place.runs / "whole" / "owner.json").exists()
-
-
-def test_refusals_come_before_anything_is_prepared(alone: Place, world: World) -> None:
-    """Also those that only torch knows: a tracker is looked for in a process that takes torch along."""
-    done = alone.run("train", f"--train_file={world.text}", *SHAPE, "--log_with=nosuch")
-    assert done.returncode == 2 and "nosuch" in done.stderr, done.stderr
-    assert not alone.cache.exists()

@@ -56,6 +56,7 @@ def command(program: Path, name: str, *flags: str) -> Run:
     return subprocess.run(words, cwd=program.parent, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_an_edited_model_is_planned_and_trained(edited: Path, world: World) -> None:
     data = [f"--train_file={world.text}", "--vocab_size=512", "--max_steps=2"]
     planned = command(edited, "plan", *folders(edited, world), *data)
@@ -67,18 +68,6 @@ def test_an_edited_model_is_planned_and_trained(edited: Path, world: World) -> N
     resumed = command(edited, "plan", "--is_keep_training=True", "--run_name=text", *folders(edited, world))
     assert resumed.returncode == 0, resumed.stderr
     assert "keeps its own settings" in resumed.stderr and "edited: " not in resumed.stderr
-
-
-@pytest.mark.slow
-def test_an_edited_model_is_finetuned_from_random_weights_and_measured(edited: Path, pretrained: World) -> None:
-    """A model of another shape in the folder of runs is passed over, and a trained folder says its shape itself."""
-    shutil.copytree(pretrained.place.runs / "whole", edited.parent / "runs" / "pretrain_whole")
-    train(edited, pretrained, "pairs", f"--train_file={pretrained.pairs}", "--is_finetune=True", "--max_steps=2")
-    model = f"--model={edited.parent / 'runs' / 'pairs'}"
-    _, *others = folders(edited, pretrained)
-    answered = command(edited, "evaluate", model, f"--validation_file={pretrained.pairs}", *others)
-    assert answered.returncode == 0, answered.stderr
-    assert "d_model" not in answered.stderr + answered.stdout
 
 
 def folders(program: Path, world: World) -> list[str]:
@@ -110,23 +99,3 @@ def test_help_shows_an_edited_value_and_a_line_that_cannot_act_is_refused(copied
         refused = command(copied, name)
         assert refused.returncode == 2 and "Traceback" not in refused.stderr
         assert f"config.py line {number}" in refused.stderr and "learn_rate" in refused.stderr
-
-
-def test_a_contradiction_names_the_edited_line(copied: Path) -> None:
-    shipped = (ROOT / "config.py").read_text("utf8")
-    (copied / "config.py").write_text(f"{shipped}\n\nclass TrainConfig:\n    lora_alpha = 16\n", "utf8")
-    refused = command(copied, "plan")
-    assert refused.returncode == 2
-    assert f"config.py line {len(shipped.splitlines()) + 4}" in refused.stderr and "--lora_rank" in refused.stderr
-
-
-def test_the_line_of_the_trainer_decides_how_files_are_read(copied: Path, pretrained: World) -> None:
-    shutil.copy(ROOT / "config.py", copied / "config.py")
-    trainer = (ROOT / "trainer_low_mem.py").read_text("utf8")
-    (copied / "trainer_low_mem.py").write_text(
-        trainer.replace('use_ultra_low_mem = "auto"', "use_ultra_low_mem = False"), "utf8"
-    )
-    planned = command(copied, "plan", f"--train_file={pretrained.text}", f"--output_dir={copied.parent / 'none'}")
-    assert planned.returncode == 0
-    assert "ultra_low_mem = False" in planned.stdout + planned.stderr
-    assert "ultra_low_mem is off" in planned.stdout

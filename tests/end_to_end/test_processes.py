@@ -64,17 +64,15 @@ def test_torchrun_restarts_the_run_of_its_first_attempt_and_none_that_was_asked_
 
 
 @slow
-@pytest.mark.parametrize("weights_in", ["device", "file"])
-def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_path: Path, weights_in: str) -> None:
+def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_path: Path) -> None:
     """All processes stop at the same block, go back together where blocks were updated, and run the same rows again."""
     place = pretrained.beside(tmp_path)
     script = Path(__file__).parent / "children" / "out_of_memory_child.py"
-    flags = (*pretrained.train_flags, "--run_name=short", f"--weights_in={weights_in}")
+    flags = (*pretrained.train_flags, "--run_name=short", "--weights_in=file")
     command = [*launcher(2), str(script), *place.command("train", *flags)[1:]]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
-    is_changed = "weights were changed already" in done.stdout
-    assert is_changed == (weights_in == "file"), "gradients are held where that costs no memory"
+    assert "weights were changed already" in done.stdout
     assert pretrained.difference(place, "short") < SAME
 
 

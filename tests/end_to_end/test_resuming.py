@@ -51,16 +51,6 @@ def test_a_launchers_restart_goes_on_and_replaces_nothing(
     assert not [path for path in place.runs.rglob(".tmp-*")] and not (place.runs / "cut" / "owner.json").exists()
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_inside_the_budget_and_with_the_threads_that_it_began_with(world: World, tmp_path: Path) -> None:
-    place, begun = world.beside(tmp_path), ("--memory_budget=700M", "--num_threads=2", "--max_steps=1")
-    place.do("train", *world.train_flags, "--run_name=kept", *begun)
-    done = place.do("train", "--is_keep_training=True", "--run_name=kept", "--max_steps=2")
-    assert "budget 700.0 MiB (memory_budget)" in done.stdout and "2 threads" in done.stdout
-    plans = [event["budget_bytes"] // 2**20 for event in place.events("kept") if event["event"] == "plan"]
-    assert plans == [700, 700]
-
-
 def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(pretrained: World, tmp_path: Path) -> None:
     place = pretrained.beside(tmp_path)
     for part in ("runs", "logs"):

@@ -9,7 +9,6 @@ can only be refused, the refusal names what is wrong.
 
 from __future__ import annotations
 
-import bz2
 import functools
 import gzip
 import json
@@ -40,7 +39,6 @@ from data.tokenizers.training import byte_tokenizer, train_tokenizer
 from model import hf_format
 from settings.errors import UserError
 from settings.loading import load
-from training.setup.schedules import learning_rate
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,34 +149,21 @@ def named(prefix: str) -> Check:
     return check
 
 
-def refused(words: str, change: Callable[[Tensors], Tensors] = dict, **fields: Any) -> Check:
-    """A model folder that is refused in these words."""
-
-    def check(folder: Path) -> None:
-        with pytest.raises(UserError, match=words):
-            hf_format.load(spoilt(folder / "m", change, **fields))
-
-    return check
-
-
-def indexed(folder: Path, tensors: Tensors, present: bool) -> None:
-    """Two shards and their index; `present`: whether the shards are there."""
+def indexed(folder: Path, tensors: Tensors) -> None:
+    """Two shards and their index."""
     names = sorted(tensors)
     shards = {name: f"model-0000{1 + (number % 2)}-of-00002.safetensors" for number, name in enumerate(names)}
-    for file in set(shards.values()) if present else ():
+    for file in set(shards.values()):
         save_file({name: tensors[name] for name in names if shards[name] == file}, folder / file, {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
 
 
-def beside_an_old_index(present: bool) -> Check:
-    def check(folder: Path) -> None:
-        save_model(folder / "old", seed=9)
-        mixed = spoilt(folder / "m")
-        indexed(mixed, load_file(folder / "old" / "model.safetensors"), present)
-        same(ours(mixed), theirs(mixed))
-        same(ours(mixed), theirs(base()))
-
-    return check
+def beside_an_old_index(folder: Path) -> None:
+    save_model(folder / "old", seed=9)
+    mixed = spoilt(folder / "m")
+    indexed(mixed, load_file(folder / "old" / "model.safetensors"))
+    same(ours(mixed), theirs(mixed))
+    same(ours(mixed), theirs(base()))
 
 
 def narrow_weights(folder: Path) -> None:
@@ -195,11 +180,6 @@ def without_a_head(folder: Path) -> None:
             hf_format.load(folder / kind)
 
 
-def without_a_decoder(folder: Path) -> None:
-    save_model(folder / "m", "T5EncoderModel")
-    assert hf_format.load(folder / "m").config.num_decoder_layers == 0
-
-
 def in_the_hub_cache(folder: Path) -> None:
     blobs = folder / "models--a--b" / "blobs"
     snapshot = folder / "models--a--b" / "snapshots" / "c0ffee"
@@ -213,19 +193,10 @@ def in_the_hub_cache(folder: Path) -> None:
     assert rows_of(snapshot / "train.parquet") == PAIRS
 
 
-def in_eight_bits(tensors: Tensors) -> Tensors:
-    """Weights as bitsandbytes saves them."""
-    whole = {name: t for name, t in tensors.items() if t.dim() != 2 or "bias" in name or name == "shared.weight"}
-    packed = {name: (t * 20).to(torch.int8) for name, t in tensors.items() if name not in whole}
-    return {**whole, **packed, **{name.replace("weight", "SCB"): torch.ones(len(t)) for name, t in packed.items()}}
-
-
 # --- adapters, as PEFT saves them
 
 
-def adapted(
-    folder: Path, change: Callable[[Tensors], Tensors] = dict, dtype: Any = None, form: Any = None, **facts: Any
-) -> Tensor:
+def adapted(folder: Path, change: Callable[[Tensors], Tensors] = dict, form: Any = None, **facts: Any) -> Tensor:
     """Save an adapter of q and v that has learnt, with other tensors and other words; returns PEFT's logits with it."""
     import peft
 
@@ -237,38 +208,36 @@ def adapted(
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
-                parameter.copy_(parameter.to(dtype or parameter.dtype))
     model.peft_config["default"].base_model_name_or_path = str(base())
     model.save_pretrained(folder)
     path = folder / "adapter_config.json"
     file = folder / "adapter_model.safetensors"
     path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
-    tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in load_file(file).items()}
-    save_file({name: tensor.clone() for name, tensor in change(tensors).items()}, file)
+    save_file({name: tensor.clone() for name, tensor in change(load_file(file)).items()}, file)
     return theirs(model)
 
 
-def merged(folder: Path, model: Path | None = None) -> Path:
+def merged(folder: Path) -> Path:
     output = folder.with_name("merged")
-    merge(load("merge", {"adapter": str(folder), "model": str(model or base()), "output": str(output)}))
+    merge(load("merge", {"adapter": str(folder), "model": str(base()), "output": str(output)}))
     return output
 
 
-def merges(dtype: Any = None, form: Any = None, **facts: Any) -> Check:
+def merges(form: Any = None, **facts: Any) -> Check:
     """An adapter gives the logits that it has in PEFT."""
 
     def check(folder: Path) -> None:
-        right = adapted(folder / "adapter", dtype=dtype, form=form, **facts)
+        right = adapted(folder / "adapter", form=form, **facts)
         same(theirs(merged(folder / "adapter")), right)
 
     return check
 
 
-def unmergeable(words: str, change: Callable[[Tensors], Tensors] = dict, **facts: Any) -> Check:
+def unmergeable(words: str, change: Callable[[Tensors], Tensors]) -> Check:
     """An adapter that is refused in these words."""
 
     def check(folder: Path) -> None:
-        adapted(folder / "adapter", change, **facts)
+        adapted(folder / "adapter", change)
         with pytest.raises(UserError, match=words):
             merged(folder / "adapter")
 
@@ -313,26 +282,24 @@ def merges_in_pairs(folder: Path) -> None:
 # --- data
 
 
-def rows_of(spec: object, skip: bool = False) -> list[tuple[str, ...]]:
-    """The rows of files; what the first broken one is told with, where `skip` counts such rows, comes last."""
-    bad = BadRows(skip)
-    rows = [row for batch in read_rows(find(str(spec)), ["prompt", "response"], bad) for row in batch]
-    return [*rows, *([(bad.examples[0].rpartition("/")[2],)] if bad.examples else [])]
+def rows_of(spec: object) -> list[tuple[str, ...]]:
+    """The rows of files."""
+    return [row for batch in read_rows(find(str(spec)), ["prompt", "response"], BadRows(False)) for row in batch]
 
 
 def lines(rows: Rows) -> bytes:
     return "".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows).encode()
 
 
-def reads(files: dict[str, bytes | pa.Table], spec: str = "", right: list[tuple[str, ...]] = PAIRS) -> Check:
-    """These files give these rows; a broken row is counted, and what it is told with stands last."""
+def reads(files: dict[str, bytes], spec: str = "", right: list[tuple[str, ...]] = PAIRS) -> Check:
+    """These files give these rows."""
 
     def check(folder: Path) -> None:
         for name, content in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content) if isinstance(content, bytes) else pq.write_table(content, path)
-        assert rows_of(folder / spec, skip=True) == right
+            path.write_bytes(content)
+        assert rows_of(folder / spec) == right
 
     return check
 
@@ -356,32 +323,7 @@ def saved_without_rows(folder: Path) -> None:
         find(str(folder / "saved"), "--validation_file")
 
 
-def caches_of_datasets(folder: Path) -> None:
-    """What `map` has left beside the data of `load_dataset`, and of `save_to_disk`."""
-    import datasets
-
-    (folder / "a.jsonl").write_bytes(lines(PAIRS))
-    whole = datasets.load_dataset("json", data_files=str(folder / "a.jsonl"), split="train", cache_dir=folder / "cache")
-    again = whole.map(lambda row: {"prompt": row["prompt"] * 2})
-    cached = Path(again.cache_files[0]["filename"])
-    assert cached.name.startswith("cache-") and rows_of(cached.parent) == PAIRS
-    whole.save_to_disk(folder / "saved")
-    shutil.copy(cached, folder / "saved" / cached.name)
-    assert rows_of(folder / "saved") == PAIRS
-
-
 # --- training, evaluation, answers
-
-
-def schedules(folder: Path) -> None:
-    """Every step learns: the first, and where all steps warm up, or none is left to fall over."""
-    for name in ("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd"):
-        for steps, warmup in ((1, 0), (1, 1), (10, 10), (10, 30), (10, 0), (6, 4), (10, 9)):
-            facts = {"schedule": name, "peak": 1.0, "warmup_steps": warmup, "max_steps": steps}
-            rates = [learning_rate(step, **facts) for step in range(1, steps + 1)]
-            assert all(0 < rate <= 1 for rate in rates), (name, facts, rates)
-            if 0 < warmup <= steps:
-                assert rates[warmup - 1] == 1.0
 
 
 def launched_otherwise(folder: Path) -> None:
@@ -406,58 +348,31 @@ def missing_blocks(tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if "decoder.block.1" not in name}
 
 
-def with_table(tensors: Tensors) -> Tensors:
-    return {**tensors, "base_model.model.shared.weight": torch.zeros(400, 32)}
-
-
 FRAMES = {
     "0.jsonl.zst": packed(zstd),
     "1.jsonl.gz": packed(gzip.compress),
     "2.jsonl.xz": packed(lzma.compress),
 }
-STRINGS = ["a", "c"], ["b", "d"]
-NULLS = ["a", "c", None], ["b", "d", "b"]
-VIEWS = pa.table([pa.array(cells, pa.string_view()) for cells in STRINGS], ["prompt", "response"])
-DICTIONARIES = pa.table([pa.array(cells).dictionary_encode() for cells in NULLS], ["prompt", "response"])
 LATER_TABLE = {
     "0.jsonl": b'{"prompt": "a", "response": "b", "t": []}\n',
     "1.jsonl": b'{"prompt": "c", "response": "d", "t": [{"i": 1}]}',
 }
-HALF_PAIR = b'{"prompt": "\\ud83c\\udf78", "response": "b"}\n{"prompt": "\\ud83c", "response": "d"}\n'
-NOT_A_NUMBER = b'{"prompt": "a", "response": "b", "s": NaN}\n{"prompt": "c", "response": NaN}\n'
 # These import transformers or PEFT, or start runs.
 SLOW: dict[str, Check] = {
-    "pytorch/pytorch 149894: torch.compile renames tensors - the model that was compiled": named("_orig_mod.*"),
     "AlmondGod/tinyworlds PR 13: compiled under DDP - the model within": named("_orig_mod.module.*"),
-    "huggingface/peft PR 2681: FSDP's words in the names - the model within": named("_fsdp_wrapped_module.*"),
-    "Blaizzy/mlx-vlm PR 638: the source's index beside converted weights - one file first": beside_an_old_index(True),
-    "Blaizzy/mlx-vlm PR 1827: an index names replaced shards - one file first": beside_an_old_index(False),
+    "Blaizzy/mlx-vlm PR 638: the source's index beside converted weights - one file first": beside_an_old_index,
     "huggingface/diffusers PR 10604: fp8 matrices beside fp32 norms - widened": narrow_weights,
     "ggml-org/llama.cpp PR 17159: google/umt5-xl is a UMT5Model, without a head - refused": without_a_head,
-    "huggingface/transformers 42460: sentence-t5 holds an encoder alone - an encoder": without_a_decoder,
     "robertknight/rten 1334: the hub's cache links to blobs without an ending - read": in_the_hub_cache,
-    "unslothai/unsloth 1757: weights that bitsandbytes has packed are converted as if plain - refused": refused(
-        "quantization_config", in_eight_bits, quantization_config={"quant_method": "bitsandbytes"}
-    ),
     "oobabooga/textgen 6819: settings of a newer PEFT, all null, stop the loading - merged as by PEFT": merges(
         trainable_token_indices=None, a_newer_setting=None, lora_bias=False
-    ),
-    "leehack/llamadart 321: aLoRA as a plain adapter - refused, as it acts behind its invocation tokens": unmergeable(
-        "alora_invocation_tokens = .3, 4., is not supported", alora_invocation_tokens=[3, 4]
-    ),
-    "huggingface/peft PR 1368: layer_replication, blocks that the base has not - refused": unmergeable(
-        "layer_replication = ", layer_replication=[[0, 2], [1, 2]]
     ),
     "huggingface/peft 2566: tensors of target modules are missing, and only warned of - refused": unmergeable(
         r"lacks 4 tensors of the modules .*decoder\.block\.1", missing_blocks
     ),
-    "huggingface/peft 2415: an adapter holds the resized embedding - refused by name": unmergeable(
-        r"holds tables of tokens .*base_model\.model\.shared\.weight", with_table
-    ),
     "huggingface/peft 2165: adapters on some blocks of encoder and decoder - merged as by PEFT": merges(
         form={"layers_to_transform": [1], "layers_pattern": "block"}
     ),
-    "huggingface/peft PR 1706: adapters stored in bf16 - merged as by PEFT": merges(dtype=torch.bfloat16),
     "ggml-org/llama.cpp 13722: numbers beyond fp16 become inf in a GGUF - refused": too_large_for_fp16,
     "ggml-org/llama.cpp 9692: merges in pairs, as tokenizers 0.20 writes them, are lost - kept": merges_in_pairs,
     "huggingface/trl PR 3351: launched by a configuration for DeepSpeed - refused": launched_otherwise,
@@ -467,8 +382,6 @@ REPORTS: dict[str, Check] = {
         {"00.jsonl": b"", "01.jsonl": lines(PAIRS), "02.csv": b""}
     ),
     "huggingface/datasets PR 8385: a split without rows is saved without a shard - refused": saved_without_rows,
-    "allenai/open-instruct PR 638: cache-*.arrow of datasets lies beside its data - passed over": caches_of_datasets,
-    "huggingface/datasets PR 4421: bzip2 is not unpacked - read": reads({"a.jsonl.bz2": packed(bz2.compress)}),
     "facebook/zstd 4569: several frames in one file - all of them": reads(FRAMES, right=PAIRS * 3),
     "huggingface/datasets 7468: brackets in a folder's name are taken for a pattern - its own name": reads(
         {"[D_DATA] 数据, x/d[1].jsonl": lines(PAIRS)}, "[D_DATA] 数据, x"
@@ -476,20 +389,6 @@ REPORTS: dict[str, Check] = {
     "huggingface/datasets 7092: a column that is [] at first and a table later - each row's own JSON": reads(
         LATER_TABLE
     ),
-    "apache/arrow 45394: one row without a line end is read as nulls - its own JSON": reads(
-        {"a.jsonl": b'{"prompt": "a", "response": "b"}'}, right=PAIRS[:1]
-    ),
-    "pola-rs/polars 26435: Parquet of string views - as pyarrow": reads({"a.parquet": VIEWS}),
-    "pola-rs/polars 20017: nulls in a dictionary column - as pyarrow": reads(
-        {"a.parquet": DICTIONARIES}, right=[*PAIRS, ("a.parquet, row 3: prompt is null, not a text",)]
-    ),
-    "UKGovernmentBEIS/inspect_ai PR 3802: half of a surrogate pair ends the program - a broken row": reads(
-        {"a.jsonl": HALF_PAIR}, right=[("🍸", "b"), ("a.jsonl, line 2: prompt holds half of a surrogate pair",)]
-    ),
-    "microsoft/eureka-ml-insights PR 127: NaN in a column stops the reading - a number, and no text": reads(
-        {"a.jsonl": NOT_A_NUMBER}, right=[*PAIRS[:1], ("a.jsonl, line 2: response is float, not a text",)]
-    ),
-    "PrimeIntellect-ai/prime-rl 968: a warm-up as long as the run - no rate is 0, the peak is reached": schedules,
 }
 
 

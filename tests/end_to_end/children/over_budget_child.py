@@ -1,6 +1,6 @@
-"""The program, in which one step takes memory that no plan knows, for a moment or for good; for test_memory.py.
+"""The program, in which one step takes memory that no plan knows, for a moment; for test_memory.py.
 
-Args: the step, "passing" or "lasting", how many MiB, and then what is typed after the program's name.
+Args: the step, how many MiB, and then what is typed after the program's name.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from engine.step import Engine
 from train_low_mem import main
 
 plain = Engine.step
-held: list[Any] = []
 
 
 def step(self: Engine, about: Any, *facts: Any) -> Any:
     """As ever, but for one step."""
     if about.number == int(sys.argv[1]):
-        taken = np.ones(int(sys.argv[3]) * MIB, dtype=np.uint8)
-        if sys.argv[2] == "lasting":
-            held.append(taken)
+        np.ones(int(sys.argv[2]) * MIB, dtype=np.uint8)
     return plain(self, about, *facts)
 
 
 if __name__ == "__main__":
     Engine.step = step  # type: ignore[method-assign]
-    sys.exit(main(sys.argv[4:]))
+    sys.exit(main(sys.argv[3:]))
