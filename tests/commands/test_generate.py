@@ -9,20 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from commands import generate as module
-from commands.generate import generate
+from commands.generate import answer_work, generate
 from common.units import MIB
+from data.sources.prompts import Prompt
+from memory.answers import AnswerBatch
 from memory.monitor import Monitor
 from memory.processes import ProcessTree
 from model import hf_format
+from model.decoding.answer_tree import AnswerTree
+from serving.server import api_of
 from settings.declared import Config
 from settings.errors import DoesNotFit, OverBudget, UserError
 from tests.commands.small import flags_of, read_rows, write_rows
+from tests.measuring import in_child
 from tests.training.small_trained import SHAPE, save_trained
 from training.loaded_model import load_model
 from training.saved_model import find_model
@@ -228,3 +234,90 @@ def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: Screen) 
     )
     assert set(first) <= set(texts)
     assert first == of_table == of_model
+
+
+def test_a_link_and_a_pipe_are_written_through(folder: Path, tmp_path: Path) -> None:
+    source = write_prompts(tmp_path / "p.jsonl")
+    target = tmp_path / "disk" / "answers.jsonl"
+    target.parent.mkdir()
+    target.touch()
+    (tmp_path / "link").symlink_to(target)
+    generate(settings(folder, input=source, output=tmp_path / "link"))
+    assert (tmp_path / "link").is_symlink() and len(read_rows(target)) == len(PROMPTS)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    generate(settings(folder, input=source, output=pipe))
+    assert os.read(reader, 2**16) == target.read_bytes() and pipe.is_fifo()
+    os.close(reader)
+
+
+def test_columns_beside_the_prompts_take_memory_by_their_size(folder: Path, tmp_path: Path) -> None:
+    """80 rows of 600 KB, which go into the output whole."""
+    rows = write_rows(tmp_path / "rows.jsonl", ({"prompt": f"{at}", "z": "x" * 600_000} for at in range(80)))
+    code = """
+import contextlib
+from commands.generate import generate
+from config import load
+
+model, rows, output = sys.argv[1:]
+how = {"model": model, "mixed_precision": "no", "max_seq_len": "32", "max_new_tokens": "2"}
+with contextlib.redirect_stdout(sys.stderr):
+    generate(load("generate", {**how, "input": "warm"}))
+    taken = measure(lambda: generate(load("generate", {**how, "input": rows, "output": output})))
+print(taken)
+"""
+    (used_bytes,) = in_child(code, folder, rows, tmp_path / "out.jsonl")
+    assert used_bytes < 30 * 2**20
+    assert [len(row["z"]) for row in read_rows(tmp_path / "out.jsonl")] == [600_000] * 80
+
+
+def test_auto_answers_fewer_at_once_in_less_memory(folder: Path) -> None:
+    config = settings(folder, input="x", max_seq_len=65536)
+    trained = load_model(config, find_model(config))
+    batch = AnswerBatch.by(config.generate, 64, 65536)
+    wide = trained.rows_at_once("auto", batch)
+    trained.answer_budget.budget_bytes = sum(trained.predict(replace(batch, rows=5)).values())
+    assert wide == 64 and trained.rows_at_once("auto", batch) == 5
+    assert trained.rows_at_once(5, batch) == 5
+    with pytest.raises(DoesNotFit):
+        trained.rows_at_once(6, batch)
+
+
+def test_standard_input_is_read_line_by_line(folder: Path, monkeypatch: Patch, capsys: Screen, tmp_path: Path) -> None:
+    """The same answers as one by one; what cannot be read again is not continued."""
+    lines = "short\n\n河水从桥下流过\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    generate(settings(folder, input="-"))
+    first, blank, second = capsys.readouterr().out.splitlines()
+    assert blank == ""
+    for text, together in (("short", first), ("河水从桥下流过", second)):
+        generate(settings(folder, input=text))
+        assert capsys.readouterr().out.rstrip("\n") == together
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    rows = answers(folder, tmp_path / "out.jsonl", input="-")
+    assert [row["prompt"] for row in rows] == ["short", "", "河水从桥下流过"]
+    with pytest.raises(UserError, match="is there already"):
+        answers(folder, tmp_path / "out.jsonl", input="-")
+    work = answer_work(settings(folder, input="-", output=tmp_path / "out.jsonl", generate_batch_size=2))
+    work.load()
+    (part,) = work.parts(iter([Prompt("", text, {}) for text in ("short", "", "third")]))
+    assert len(part) == 3, "nobody waits for each answer"
+
+
+def test_the_budget_counts_the_tree(folder: Path) -> None:
+    """What it holds itself, and what a step makes of the tokens that it allows."""
+    config = settings(folder, input="x", max_seq_len=64)
+    without = load_model(config, find_model(config))
+    count = 2**23
+    starts = np.full(count + 1, count, np.int32)
+    starts[0] = 1
+    tree = AnswerTree(np.ones(count, np.int32), starts, 2)  # 64 MiB: as many answers of one token
+    trained = load_model(config, find_model(config), tree=tree)
+    tree_bytes = trained.held_model.base_bytes - without.held_model.base_bytes
+    batch = AnswerBatch.by(config.generate, 1, config.data.max_seq_len)
+    assert tree_bytes > 0.8 * tree.num_bytes
+    assert sum(trained.predict(batch).values()) - sum(without.predict(batch).values()) > tree_bytes + 40 * count
+    serving = flags_of("serve", model=folder, max_seq_len=32)
+    less, more = (api_of(one, serving.data, serving.generate).engine.capacity for one in (without, trained))
+    assert sum(more.parts.values()) > sum(less.parts.values()) + 40 * count

@@ -120,3 +120,12 @@ def test_weights_that_are_not_finite_are_not_published(
     assert main([*line.split(), "--model=base", "--output=made"]) == 2
     assert "holds inf or nan in shared.weight; nothing is written" in capsys.readouterr().err
     assert not Path("made").exists()
+
+
+def test_a_folder_that_holds_what_is_read_is_not_replaced(tmp_path: Path) -> None:
+    source = tmp_path / "runs" / "r" / "checkpoints" / "step_00000001"
+    source.mkdir(parents=True)
+    for output in (source, tmp_path / "runs" / "r", tmp_path / "runs"):
+        with pytest.raises(UserError, match="or holds it"), new_folder(str(output), True, source):
+            raise AssertionError("begun")
+    assert source.is_dir()

@@ -10,12 +10,14 @@ import pytest
 
 from commands import plan as plan_command
 from data.prepare.preparing import prepare
+from data.sources.files import find
 from model.formats.checksums import seal
 from settings.errors import UserError
 from settings.loading import load
 from tests.commands.small import flags_of, write_rows
 from tests.training.small_trained import save_trained
 from training.report.run_files import SETTINGS_FILE
+from training.setup.answer_list import read_list
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 SHAPE = {"model_preset": "tiny", "effective_batch_size": "8", "memory_budget": "1G", "json": "True"}
@@ -95,3 +97,22 @@ def test_a_checkpoint_gives_the_shape(tmp_path: Path, capsys: pytest.CaptureFixt
     assert page.startswith(f"starting from {folder}\n") and "d_model 16, 1 + 2 blocks, vocabulary 384" in page
     with pytest.raises(UserError, match="hf download"):
         plan_command.plan(load("plan", {"is_finetune": "True", "finetune_from": "google/flan-t5-small"}))
+
+
+def test_a_list_of_answers_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "p", "response": "7"}] * 20)
+    (tmp_path / "answers.txt").write_text("".join(f"{number * number}\n" for number in range(20_000)))
+    flags = {
+        "train_file": rows,
+        "is_finetune": True,
+        "finetune_from": "none",
+        "tokenizer_type": "byte",
+        "cache_dir": tmp_path / "c",
+    }
+    without, listed = planned(capsys, **flags), planned(capsys, **flags, answers=tmp_path / "answers.txt")
+    more = listed["plan"]["components"]["base"] - without["plan"]["components"]["base"]
+    config = flags_of("train", **flags)
+    tree = read_list(config, find(str(tmp_path / "answers.txt"), ""), prepare(config).tokenizer_dir).tree
+    assert more == pytest.approx(tree.num_bytes, rel=0.1) and "answers.txt" in listed["start"][-1]
+    listed = planned(capsys, **flags, answers=tmp_path / "answers.txt")["plan"]["components"]["base"]
+    assert listed - without["plan"]["components"]["base"] == tree.num_bytes

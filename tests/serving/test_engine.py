@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from serving.answers import Answer, Update
+from common.units import GIB, MIB
+from memory.answers import AnswerBatch, HeldModel
+from serving.answers import Answer, Refused, Update
 from serving.app import Api
+from serving.server import capacity_of
 from tests.serving.served import Gate, alone, make_api, prompt_ids
+from tests.training.small_trained import SHAPE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUESTIONS = ["hello", "a somewhat longer question than that", "x", "河水从桥下流过", "two words"]
@@ -112,3 +116,40 @@ def test_want_of_memory_is_met_by_freeing_and_trying_again(api: Api, monkeypatch
     assert ear.text() == alone(prompt_ids("hello"))
     api.engine.submit([second])
     assert after.text() == alone(prompt_ids("x")), "the server goes on"
+
+
+def test_the_queue_has_a_limit_and_takes_a_request_whole_or_not_at_all(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.engine.capacity = replace(api.engine.capacity, rows=1)
+    gate = Gate(api, monkeypatch)
+    api.engine.start()
+    first, _ = ask(api, "x")
+    api.engine.submit([first])
+    assert gate.reached.wait(60)
+    api.engine.submit([ask(api, "x")[0] for _ in range(7)])
+    with pytest.raises(Refused):
+        api.engine.submit([ask(api, "x")[0] for _ in range(2)])
+    assert api.engine.waiting == 7
+    last, ear = ask(api, "hello")
+    api.engine.submit([last])
+    gate.may_go.set()
+    assert ear.text() == alone(prompt_ids("hello"))
+
+
+def test_the_budget_says_how_much_is_written_at_once() -> None:
+    longest = AnswerBatch(64, 512, 128, sampled=True)
+    shape = replace(SHAPE, d_kv=64, num_heads=8, num_decoder_layers=6)
+    model_held = HeldModel.of(shape, "float32", "float32", 200 * MIB)
+    token = 2 * 6 * 8 * 64 * 4
+    wide = capacity_of(model_held, longest, 4 * GIB, 8 * MIB)
+    assert wide is not None and (wide.rows, wide.tokens) == (64, 64 * 640)
+    assert sum(wide.parts.values()) <= 4 * GIB
+    narrow = capacity_of(model_held, longest, 512 * MIB, 8 * MIB)
+    assert narrow is not None and 640 <= narrow.tokens < wide.tokens
+    assert sum(narrow.parts.values()) <= 512 * MIB < sum(narrow.parts.values()) + 2 * token
+    assert capacity_of(model_held, longest, 230 * MIB, 8 * MIB) is None
+    reading = capacity_of(model_held, longest, 512 * MIB, 28 * MIB)
+    assert reading is not None and 15 * MIB < (narrow.tokens - reading.tokens) * token <= 20 * MIB
+    few = capacity_of(model_held, replace(longest, rows=3), 4 * GIB, 8 * MIB)
+    assert few is not None and few.rows == 3
