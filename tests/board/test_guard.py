@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,3 +253,19 @@ def test_the_disk_keeps_what_is_kept_free(page: Page, client: TestClient, monkey
 def test_only_data_files_inside_are_taken(page: Page, client: TestClient, name: str) -> None:
     assert put(client, name, b"x").status_code in (404, 405, 422)
     assert not [path for path in page.folders.data_dir.parent.rglob("*a*.jsonl*")]
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    for path in sorted(app_module.STATIC.iterdir()):
+        text = path.read_text(encoding="utf8")
+        matches = re.findall(r"""["'`(]\s*(?:https?:)?//\w[^"'`)]*""", text)
+        addresses = [address for address in matches if "w3.org" not in address]
+        assert not addresses or path.suffix == ".txt", f"{path.name}: {addresses[:2]}"
+        assert "@import" not in text and "url(" not in text, path.name
+
+
+def test_names_and_answers_are_data(page: Page, client: TestClient) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    write(page.folders, "one", start(), {"event": "sample", "prompt": evil, "answer": evil})
+    answer = client.get("/api/runs/one")
+    assert answer.headers["content-type"] == "application/json" and answer.json()["samples"][0]["answer"] == evil

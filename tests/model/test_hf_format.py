@@ -168,3 +168,10 @@ def test_a_mapped_model_is_the_same_and_leaves_its_file_alone(tmp_path: Path) ->
         for weight in mapped.parameters():
             weight.add_(1.0)
     assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_pickle_is_not_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(folder, "pytorch_model.bin is not read", "convert --model", "--allow_pickle=True")
+    (folder / "pytorch_model.bin").unlink()
+    refused(folder, "holds no model.safetensors")

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.batches.corruption import corrupted_lengths, noise_mask, span_corruption, span_corruption_lengths
+from data.batches.corruption import (
+    corrupted_lengths,
+    noise_mask,
+    prefix_lm,
+    span_corruption,
+    span_corruption_lengths,
+    ul2,
+)
 from data.batches.rows import Lengths, RowSettings, SpecialIds, lengths_of
 from settings.declared import DataConfig
 from settings.fields import AUTO
@@ -108,3 +117,24 @@ def test_denoising_masks_single_tokens_and_asks_for_all() -> None:
     assert labels.tolist() == [*tokens.tolist(), EOS] and len(inputs) == 5000
     assert inputs[~masked].tolist() == labels[~masked].tolist() and 0.13 < masked.mean() < 0.17
     assert corrupted("denoise", tokens, 8, lengths)[0].tolist() != inputs.tolist()
+
+
+@given(st.integers(2, 300), st.floats(0.05, 0.5), KEYS)
+def test_a_prefix_and_its_continuation_are_the_window(length: int, share: float, key: int) -> None:
+    tokens = np.arange(2, length + 2)
+    inputs, labels = prefix_lm(tokens, generator(key), SPECIAL, Lengths(length, length, length), share)
+    assert inputs[-1] == EOS and labels[-1] == EOS and len(inputs) >= 2 and len(labels) >= 2
+    assert np.concatenate((inputs[:-1], labels[:-1])).tolist() == tokens.tolist()
+    assert len(labels) - 1 <= max(1, round(2 * share * length))
+
+
+def test_ul2_draws_each_denoiser_as_often() -> None:
+    lengths = lengths_for("ul2", 512)
+    tokens = np.arange(2, lengths.raw_tokens + 2)
+    counts = Counter[tuple[int, int]]()
+    for key in range(1400):
+        inputs, labels = ul2(tokens, generator(key), SPECIAL, lengths)
+        assert len(labels) <= lengths.target_tokens
+        spans = sum(is_sentinel(token) for token in inputs.tolist())
+        counts[(len(inputs) - spans, spans) if spans else (0, 0)] += 1
+    assert len(counts) == 7 and min(counts.values()) > 140

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
-from data.batches.order import Order
+from data.batches.order import Order, row_keys
 from data.prepare.preparing import prepare
 from tests.data.batches.conftest import MakeLoader
 from tests.data.loaders import loader_of, small_config, write_rows
@@ -120,3 +120,15 @@ def test_rows_are_known_by_their_tokens_and_not_by_where_they_lie(
     for number, other in enumerate((lines, [*lines, lines[0]], [*lines[1:], lines[0]])):
         path.write_text("".join(other), encoding="utf8")
         assert (make_loader("pairs", train_file=path, seed=5).content() == content) == (number == 0)
+
+
+def test_an_epoch_sees_every_row_once(loader: StepLoader) -> None:
+    steps = -(-loader.num_rows // 7)
+    keys = []
+    for number in range(steps):
+        for batches in step(loader, number, 7, 2, 1 + number % 3):  # A run may go on with other processes.
+            keys += [key for key, _, _ in rows_of(batches)]
+    expected = row_keys(loader.seed, np.arange(7 * steps)).view(np.int64).tolist()
+    assert sorted(keys) == sorted(expected)
+    order = Order(loader.num_rows, loader.seed)
+    assert len(set(order.rows(np.arange(loader.num_rows)).tolist())) == loader.num_rows <= 7 * steps

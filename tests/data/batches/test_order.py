@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.batches.mixture import Mixture
+from data.batches.mixture import TURN, Mixture
 from data.batches.order import Order
 from data.prepare.preparing import find_prepared, prepare
 from settings.errors import UserError
@@ -61,3 +61,15 @@ def test_the_loader_mixes_the_parts_of_train_file(tmp_path: Path, parts: str, ob
     for weights in ("1,2,3", "1,x", "0,1"):
         with pytest.raises(UserError, match="--mixture_weights"):  # Before anything is prepared.
             find_prepared(small_config(tmp_path / "new", train_file=parts, mixture_weights=weights))
+
+
+def test_a_turn_is_mixed_exactly_by_weight_and_every_row_of_a_source_comes_as_often() -> None:
+    weights = [0.5, 0.3, 0.2]
+    rows = Mixture([1000, 50, 7], weights, seed=3).rows(np.arange(TURN))
+    sources = np.digitize(rows, [1000, 1050])
+    assert np.abs(np.bincount(sources) / TURN - weights).max() < 1e-4
+    for part in np.array_split(sources, 16):
+        assert np.abs(np.bincount(part, minlength=3) / len(part) - weights).max() < 0.05, "evenly, not one by one"
+    # Of a turn each source has half: 32,768 positions.
+    counts = np.bincount(Mixture([2**13, 2**5], [1, 1], seed=1).rows(np.arange(TURN)))
+    assert set(counts[: 2**13].tolist()) == {4} and set(counts[2**13 :].tolist()) == {1024}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from common.storage import Parts
 from data.prepare import duplicates
 from data.prepare.duplicates import find_duplicates
+from data.prepare.preparing import prepare
+from data.shards.store import Manifest
 from data.sources.files import find
 from data.text.conversations import Examples
 from tests.data.sources.rows import write_rows
@@ -33,3 +37,18 @@ def test_repeats_are_found_and_the_first_stays(tmp_path: Path, monkeypatch: pyte
             is_double = find_duplicates(source, ["text"], Examples(), parts, 0, max_rows=max_rows)
             assert np.flatnonzero(is_double).tolist() == expected
         parts.remove()
+
+
+def write(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf8")
+    return path
+
+
+def test_preparing_leaves_duplicates_out_and_reports_them(configure: Any, tmp_path: Path) -> None:
+    texts = [f"text {number} " * 20 for number in range(30)]
+    path = write(tmp_path / "a.jsonl", [*texts, *texts[:10]])
+    prepared = prepare(configure(train_file=path, dedup="exact"))
+    assert prepared.counts["train_duplicate_rows"] == 10
+    assert prepared.counts["train_texts"] + prepared.counts["validation_texts"] == 30
+    report = Manifest.of(prepared.train_dir).content["dropped"]["duplicate"]
+    assert report["count"] == 10 and report["samples"][0] == texts[0][:160]

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data.prepare.estimate import TIMES_LONGER, LengthEstimate, estimate_lengths, misfit
@@ -71,3 +73,13 @@ def test_a_tokenizer_of_another_language_spells_the_data_out(
     assert misfit(configure(train_file=english, tokenizer_dir="auto").data, False, folder) == ""
     assert "--tokenizer_dir" in misfit(configure(train_file=chinese).data, False, folder), "that of bytes is named"
     assert misfit(configure(train_file=chinese).data, False, byte_dir) == ""
+
+
+def test_rows_of_parquet_files_are_counted_by_all_footers(configure: Configure, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(20):
+        rows = [{"prompt": "p" * (1 if number % 2 else 900), "response": f"r{row}"} for row in range(1 + 9 * number)]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{number:02d}.parquet")
+    estimate = estimate_of(configure(train_file=folder))
+    assert estimate is not None and estimate.about_rows == sum(1 + 9 * number for number in range(20))

@@ -235,3 +235,9 @@ def test_without_a_file_the_sample_is_used(configure: Any, tmp_path: Path, monke
     assert prepared.objective == "span" and prepared.counts["train_texts"] == 99
     pairs = prepare(configure(is_finetune=True, max_samples=100))
     assert pairs.objective == "pairs" and pairs.counts["train_rows"] == 99
+
+
+def test_one_row_in_each_hundred_is_held_out() -> None:
+    numbers = [number for number in range(10_000) if is_held_out(number)]
+    assert [number // 100 for number in numbers] == list(range(100))
+    assert len({number % 100 for number in numbers}) > 50 and numbers[0] == 1, "of two rows one"

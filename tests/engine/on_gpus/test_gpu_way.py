@@ -6,16 +6,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from data.batches.collate import Row, collate
 from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
+from devices.cpu import CpuDevice
+from engine.blockwise import Objective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
+from engine.step import Engine, NotFinite
+from memory.estimate.workload import ExecutionPlan
 from model.loss import LossSettings
 from model.t5 import T5
 from tests.engine.small_models import (
     Rectangle,
+    Spoiled,
     assert_near,
     blockwise_of,
     rectangle_gradients,
@@ -74,3 +81,40 @@ def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str) -
     most = 1e-5 if dtype == torch.float32 else 2e-3
     for ours, expected in zip(run(small), run(HOST), strict=True):
         assert relative_error(ours, expected) < most
+
+
+DRAW = np.random.default_rng(0)
+
+
+ROWS = [Row(DRAW.integers(2, 61, 9 + index), DRAW.integers(2, 61, 5), index) for index in range(4)]
+
+
+BATCH = collate(ROWS, 0)
+
+
+def engine_of(max_grad_norm: float, objective: Objective | None = None) -> Engine:
+    model = small_model()
+    plan = ExecutionPlan(4, 1, 1, 99, 4, "float32", "float32", 1 << 20)
+    update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())), max_grad_norm)
+    return Engine(blockwise_of(model, 99, objective=objective), update, CpuDevice(), plan)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1e-3])
+def test_steps_have_the_losses_of_the_cpu(max_grad_norm: float) -> None:
+    losses = []
+    for traits in (HOST, CUDA):
+        with override_traits("cpu", traits):
+            engine = engine_of(max_grad_norm)
+            losses.append([engine.step(Step(number, 0.01), [BATCH], BATCH.num_labels).loss for number in range(1, 4)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0][2] < losses[0][0]
+
+
+@pytest.mark.parametrize("spoiled", [Spoiled(loss=torch.nan), Spoiled(gradient=torch.nan)])
+def test_clipped_gradients_are_looked_at_before_any_is_applied(spoiled: Spoiled) -> None:
+    with override_traits("cpu", CUDA):
+        engine = engine_of(1.0, spoiled)
+        outcome = engine.step(Step(1, 0.01), [BATCH], BATCH.num_labels)
+    assert outcome == NotFinite(has_changed_weights=False)
+    before = small_model()
+    for name, weight in engine.model.named_parameters():
+        assert weight.grad is None and torch.equal(weight, before.get_parameter(name))

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import pytest
 
+from benchmarks.checks.launches import works
 from benchmarks.traced.traced_step import TracedWork, planned_bytes, trace
 from devices.sizes import MOST_SCORES
 from settings.declared import T5ModelConfig
@@ -86,3 +87,11 @@ def test_the_plan_covers_the_update_of_all_weights_together(device: str, optimiz
     shape = replace(WIDE, vocab_size=8192, num_layers=3, num_decoder_layers=3)
     work = TracedWork(shape, device, ((8, 8),), optimizer=optimizer, scores=MOST_SCORES, max_grad_norm=1.0)
     assert 1.0 < planned_bytes(work) / traced(work).peak_bytes < 1.35
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["standard", "ultra", "dropout", "fp16", "ragged", "mps"])
+def test_the_bars(name: str) -> None:
+    work, most, most_waits = works()[name]
+    launches, waits = launches_and_waits(work)
+    assert launches <= most and waits <= most_waits

@@ -12,8 +12,10 @@ from torch import nn
 
 from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
 from engine.optimizers import OPTIMIZERS, Optimizer, Step
-from engine.optimizers.rounding import round_stochastically, rounding_keys
+from engine.optimizers.rounding import round_stochastically, rounding_keys, write_rounded
 from memory.estimate.workload import Workload, state_bytes
+from model.lora.adapter import add_adapters
+from model.lora.form import LoraSettings
 from model.t5 import T5
 from tests.engine.small_models import small_model
 
@@ -158,3 +160,25 @@ def test_rounds_to_a_neighbour_and_is_unbiased(value: float) -> None:
     assert len(neighbours) == 2
     gap = float(neighbours[1] - neighbours[0])
     assert abs(float(rounded.double().mean()) - float(values[0, 0])) < 4 * gap / 2 / values.numel() ** 0.5
+
+
+def test_decay_shrinks_matrices_alone() -> None:
+    model = small_model()
+    add_adapters(model, LoraSettings(2, 4.0, ("q",)), seed=3)
+    for weight in model.parameters():
+        weight.data.fill_(1.0)
+    optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+        optimizer.update([weight], Step(1, 0.1, weight_decay=0.5))
+    shrunk = {key for key, weight in model.named_parameters() if not torch.equal(weight, torch.ones_like(weight))}
+    spared = ("norm.weight", "bias.table")
+    assert shrunk == {key for key, _ in model.named_parameters() if not key.endswith(spared)}
+    assert {key.split(".")[-1] for key, _ in model.named_parameters()} >= {"table", "a", "b"}
+
+
+def test_steps_below_the_last_bit_are_kept_on_average() -> None:
+    weight = torch.ones(1, 20_000, dtype=torch.bfloat16)
+    for step in range(1, 101):
+        write_rounded([weight], weight.float().unsqueeze(0) + 1e-3, rounding_keys(0, step, torch.tensor([0])), 0)
+    assert float(weight.double().mean()) - 1.0 == pytest.approx(0.1, abs=3e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 import devices
 from common.units import GIB, MIB
 from memory.budget import FLAG, Budget
-from memory.probe import ProbeResult
+from memory.probe import KILLED, ProbeRequest, ProbeResult
 from memory.step_work import effective_batch
+from settings.errors import DoesNotFit
 from settings.loading import load
 from tests.training.setups import opened
 from training.setup import plan as planning
@@ -76,3 +78,44 @@ def test_what_others_hold_does_not_change_the_rows_of_a_step(begin: Opened, bind
             budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=installed)
             machine = planning.machine_of(devices.pick("cpu", 0), budget, BASE, 1)
             assert effective_batch(begin[0].config.train, machine) == rows
+
+
+class Probe:
+    """Stands for the child that measures a plan, and remembers what it was asked to measure."""
+
+    def __init__(self, bytes_above: int = 0, failed: str = "") -> None:
+        self.requests: list[ProbeRequest] = []
+        self.result = ProbeResult(BASE, {"step": BASE + bytes_above}, 0.1, 1.0)
+        if failed:
+            self.result = ProbeResult(failed=failed)
+
+    def __call__(self, request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
+        self.requests.append(request)
+        return self.result
+
+
+def test_a_probe_keeps_to_the_budget(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = Probe(failed="not run")
+    monkeypatch.setattr(planning, "probe", probe)
+    begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12, gradient_checkpointing=True)
+    base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
+    plain = plan_of(begin, GIB, base)
+    budget = plain.peak_bytes + MIB
+    chosen = plan_of(begin, budget, base, may_probe=True)
+    assert chosen.choice == plain.choice
+    (request,) = probe.requests
+    assert request.choice != plain.choice
+    assert request.choice == plan_of(begin, budget - base, base).choice  # It fits beside this process.
+    assert 0 < request.host_bytes <= budget - base
+
+
+def test_a_killed_probe_asks_for_a_smaller_plan(begin: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12)
+    monkeypatch.setattr(planning, "probe", Probe(failed=KILLED))
+    base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
+    plain = plan_of(begin, GIB, base)
+    try:
+        killed = plan_of(begin, int(plain.peak_bytes * 1.02), base, may_probe=True)
+    except DoesNotFit:
+        return
+    assert killed.choice != plain.choice
