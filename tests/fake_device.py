@@ -76,16 +76,14 @@ class FakeDevice(Device):
         self.capacity_bytes, self.flavour, self.block_bytes = capacity_bytes, flavour, block_bytes
         self.is_separate_memory = separate and capacity_bytes > 0
         self.fragments, self.name = fragments, name
-        self.used_bytes = self.held_bytes = self.peak_bytes = self.cleanups = self.allocations = 0
+        self.used_bytes = self.held_bytes = self.peak_bytes = self.cleanups = 0
         self.limit_bytes: int | None = None
         self._holes: list[int] = []  # blocks that were released
-        self._refused: set[int] = set()
 
     def allocate(self, size_bytes: int) -> int:
         """Take memory; idle blocks are used first. Returns what was taken, for `release`."""
         size = -(-size_bytes // self.block_bytes) * self.block_bytes
-        self.allocations += 1
-        if self.allocations in self._refused or not self._has_room(size):
+        if not self._has_room(size):
             raise OUT_OF_MEMORY[self.flavour](size_bytes)
         self.used_bytes += size
         self.held_bytes = max(self.held_bytes, self.used_bytes + (sum(self._holes) if self.fragments else 0))
@@ -108,10 +106,6 @@ class FakeDevice(Device):
         """Give memory back to the device's cache, where it stays until `cleanup`."""
         self.used_bytes -= size_bytes
         self._holes.append(size_bytes)
-
-    def refuse(self, *later: int) -> None:
-        """Refuse single allocations although there is room: the n-th from now, counted from 1, for each n."""
-        self._refused |= {self.allocations + number for number in later}
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -55,7 +55,6 @@ RAGGED = ((128, 3), (5, 30), (77, 11), (31, 31), (96, 1), (128, 30))
 ALL_BLOCKS = 99
 EXACT = 1e-4
 UPDATED = 1e-3  # after four updates
-KINKED = 2e-2  # The order of a sum may turn an input of ReLU from just below zero to just above it; seen up to 5e-3.
 NARROW = {torch.bfloat16: 2e-2, torch.float16: 1e-2}
 DEEP = 1.5  # times `NARROW` for the gradients of a whole model, which a CPU in bf16 reaches too
 
@@ -98,30 +97,28 @@ def gradients(
 
 
 @pytest.mark.parametrize(
-    ("shape", "lengths", "saved_blocks", "tolerance"),
+    ("shape", "lengths", "saved_blocks"),
     [
-        pytest.param(SMOOTH, EQUAL, ALL_BLOCKS, EXACT, id="equal rows"),
-        pytest.param(SMOOTH, RAGGED, 0, EXACT, id="ragged rows, recomputed"),
-        pytest.param(RELU, RAGGED, ALL_BLOCKS, KINKED, id="relu"),
-        pytest.param(UMT5, RAGGED, ALL_BLOCKS, EXACT, id="untied head, bias in every layer"),
+        pytest.param(SMOOTH, EQUAL, ALL_BLOCKS, id="equal rows"),
+        pytest.param(SMOOTH, RAGGED, 0, id="ragged rows, recomputed"),
+        pytest.param(UMT5, RAGGED, ALL_BLOCKS, id="untied head, bias in every layer"),
     ],
 )
 def test_loss_and_gradients_are_those_of_the_cpu(
-    device: Device, shape: T5ModelConfig, lengths: Sequence[tuple[int, int]], saved_blocks: int, tolerance: float
+    device: Device, shape: T5ModelConfig, lengths: Sequence[tuple[int, int]], saved_blocks: int
 ) -> None:
     use(False)
     expected = gradients(T5(shape).initialise(0), batches_of(shape, lengths))
     use(True)
     model = T5(shape).initialise(0).to(device.torch_device)
     ours = gradients(model, batches_of(shape, lengths, 1 if saved_blocks else 2), saved_blocks)
-    assert relative_error(ours, expected) < tolerance
+    assert relative_error(ours, expected) < EXACT
 
 
-@pytest.mark.parametrize("lengths", [EQUAL, RAGGED])
-def test_a_block_that_is_recomputed_drops_the_same(device: Device, lengths: Sequence[tuple[int, int]]) -> None:
+def test_a_block_that_is_recomputed_drops_the_same(device: Device) -> None:
     """Each device draws by itself what is dropped, so it is compared with itself."""
     model = T5(SMOOTH).initialise(0).to(device.torch_device)
-    batches = batches_of(SMOOTH, lengths)
+    batches = batches_of(SMOOTH, RAGGED)
     saved = gradients(model, batches, ALL_BLOCKS, dropout_rate=0.3)
     model.zero_grad()
     recomputed = gradients(model, batches, 0, dropout_rate=0.3)
@@ -149,9 +146,7 @@ def test_narrow_gradients_are_near_those_of_fp32(device: Device, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", [FP32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("queries", "keys", "has_bias"), [(512, 512, True), (114, 512, True), (112, 512, False), (24, 96, False)]
-)
+@pytest.mark.parametrize(("queries", "keys", "has_bias"), [(114, 512, True), (24, 96, False)])
 def test_attention_and_its_gradients_are_those_of_the_cpu(
     device: Device, queries: int, keys: int, has_bias: bool, dtype: torch.dtype
 ) -> None:
