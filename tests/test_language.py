@@ -12,7 +12,6 @@ import re
 import string
 from collections.abc import Iterable, Iterator
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -257,7 +256,6 @@ def test_an_error_keeps_both_languages() -> None:
     ("variables", "language"),
     [
         ({"LANG": "zh_CN.UTF-8"}, "zh"),
-        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C.UTF-8"}, "en"),
         ({"LANG": "en_US.UTF-8", "LANGUAGE": "zh_CN:en"}, "zh"),
         ({}, "en"),
     ],
@@ -272,18 +270,3 @@ def test_auto_asks_the_environment(variables: dict[str, str], language: str, mon
     assert speak("zh") == "zh" and speak("en") == "en"
     monkeypatch.setattr("sys.stdout", type("Screen", (), {"encoding": "ascii"}))
     assert speak("auto") == "en", "a screen that has no such letters"
-
-
-@pytest.mark.parametrize(("number", "language"), [(0x0804, "zh"), (0x0404, "zh"), (0x0409, "en"), (0, "en")])
-def test_windows_is_asked_where_no_variable_says_anything(
-    number: int, language: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("LC_ALL", "LC_MESSAGES", "LANG", "LANGUAGE"):
-        monkeypatch.delenv(name, raising=False)
-    kernel = SimpleNamespace(GetUserDefaultUILanguage=lambda: number)
-    monkeypatch.setattr("sys.platform", "win32")
-    monkeypatch.setattr("ctypes.windll", SimpleNamespace(kernel32=kernel), raising=False)
-    monkeypatch.setattr("sys.stdout", SimpleNamespace(encoding="utf-8"))
-    assert speak("auto") == language
-    monkeypatch.setenv("LANG", "C")
-    assert speak("auto") == "en"
