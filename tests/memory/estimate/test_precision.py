@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memory.estimate.precision import Precision, dtype_bytes, matrix_bytes
+from memory.estimate.precision import Precision
 from memory.step_settings import StepSettings
 from settings.errors import UserError
 from settings.loading import load
@@ -20,21 +20,13 @@ def allowed(fast: tuple[str, ...], **flags: str) -> list[Precision]:
     return settings.precisions(lambda dtype: dtype in fast)
 
 
-@pytest.mark.parametrize(("fast", "flags"), [(BF16, {}), ((), LORA), (FP16, {}), (FP16, LORA)])
+@pytest.mark.parametrize(("fast", "flags"), [(BF16, {}), (FP16, LORA)])
 def test_asking_for_what_a_run_has_gives_it(fast: tuple[str, ...], flags: dict[str, str]) -> None:
     for precision in allowed(fast, **flags):
         words = {"mixed_precision": precision.mixed_precision}
         if flags:
             words["lora_base"] = precision.lora_base
         assert allowed(fast, **flags, **words) == [precision]
-
-
-def test_bytes_of_dtypes() -> None:
-    assert Precision.of("bfloat16", "float32").between_blocks == "bfloat16"
-    assert Precision.of("int8", "float32").between_blocks == "float32"
-    assert [dtype_bytes(name) for name in Precision.of("bfloat16", "float16")] == [2, 2, 4]
-    assert matrix_bytes((10, 128), "int4") == 10 * 2 * 34 and matrix_bytes((10, 65), "int4") == 10 * 2 * 34
-    assert matrix_bytes((10, 128), "int8") == 1280 == matrix_bytes((5, 128), "bfloat16")
 
 
 def test_int4_is_taken_where_it_is_named_alone() -> None:
