@@ -75,21 +75,6 @@ def test_an_edited_line_stands_over_a_preset_that_nobody_named_and_under_one_tha
     assert "config.py" in problem and "9" in problem and "batch_size_per_gpu" in problem
 
 
-@pytest.mark.parametrize(
-    ("flags", "edits", "stacks"),
-    [
-        ({}, {"num_layers": 4}, (4, 4)),
-        ({"num_decoder_layers": "1"}, {"num_layers": 4}, (4, 1)),
-        ({"model_preset": "byt5-small", "num_layers": "6"}, {}, (6, 4)),
-    ],
-)
-def test_num_layers_alone_sets_both_stacks_where_they_are_equal(
-    flags: dict[str, str], edits: dict[str, int], stacks: tuple[int, int]
-) -> None:
-    values = with_edits(flags=flags, **edits).values
-    assert (values["num_layers"], values["num_decoder_layers"]) == stacks
-
-
 def test_files(tmp_path: Path) -> None:
     """YAML reads 1e-4 as text, `no` as False and 1_000 as a number; types come from the declaration. JSON, and
     groups.
@@ -128,7 +113,8 @@ def test_round_trip(tmp_path: Path) -> None:
         ("train", dict(is_finetune="true", objective="span"), ["objective"]),
         ("train", dict(metric_for_best="ndcg@10", eval_generate_rows="8", num_answers="5"), ["metric_for_best"]),
         ("train", dict(average_checkpoints="5", keep_latest_n_ckp="4"), ["average_checkpoints"]),
-        ("train", dict(is_finetune="True", text_column="body"), ["text_column"]),
+        ("train", dict(head="token", class_weights="1,nan"), ["class_weights"]),
+        ("train", dict(head="sequence", objective="span"), ["objective"]),
         (
             "generate",
             dict(num_beams="4", temperature="0.5", min_new_tokens="9", max_new_tokens="8"),
@@ -164,22 +150,3 @@ def test_what_a_stronger_word_puts_out_of_effect_is_not_refused(tmp_path: Path) 
     load("generate", {"length_penalty": "2", "top_p": "0.5"})  # A trained model may say the rest.
     file.write_text("lora_alpha: 16\n")
     assert "--lora_alpha" in problems_of("train", config=str(file))[0]
-
-
-def test_a_head_takes_the_decoder_away_unless_it_is_asked_for() -> None:
-    config = load("train", {"head": "sequence", "model_preset": "t5-v1.1-small"})
-    assert (config.model.num_decoder_layers, config.data.objective) == (0, "sequence")
-    assert load("train", {"head": "sequence", "num_decoder_layers": 3}).model.num_decoder_layers == 3
-
-
-@pytest.mark.parametrize(
-    ("flags", "name"),
-    [
-        ({"head": "token", "num_decoder_layers": 2}, "num_decoder_layers"),
-        ({"head": "token", "class_weights": "1,nan"}, "class_weights"),
-        ({"head": "sequence", "objective": "span"}, "objective"),
-    ],
-)
-def test_what_a_head_cannot_be_is_refused(flags: dict[str, Any], name: str) -> None:
-    with pytest.raises(UserError, match=f"^--{name} = "):
-        load("train", flags)

@@ -44,24 +44,6 @@ SEEN = [
 SENTENCE, CELL = re.compile(r"[A-Za-z]{3,} [a-z]{2,}"), re.compile(r"[a-z]+( [a-z]+)*")
 
 
-# parts whose texts are for programs and programmers: the API of a server, generated code, files in English
-ENGLISH_PARTS = (
-    "serving/",
-    "common/web/",
-    "frugalt5/",
-    "devices/pointwise.py",
-    "training/report/card.py",
-    "data/text/chat_templates.py",
-    "data/batches/order.py",
-    "model/rows.py",
-    "common/units.py",
-)
-PHRASE = re.compile(r"[A-Za-z]{2,},?( a)? [a-z]{2,}")
-COMMAND = re.compile(
-    r": (import sys|from x import|from x.__main__ import|hf download|x -m pip|\[\.x\[\])"
-)  # for a shell, Python or jq
-
-
 @cache
 def nodes() -> list[ast.AST]:
     """Calls and constants of all sources."""
@@ -165,36 +147,6 @@ def test_what_is_shown_is_said() -> None:
             is_cell = CELL.fullmatch(name) and not isinstance(value, ast.Constant) and name != "torch"
             passed_by += [name] if is_cell else []
     assert not passed_by
-
-
-def test_no_sentence_is_formatted() -> None:
-    """A text that is put together before it is a message has lost its translation: values are given beside the
-    sentence.
-    """
-    lost = []
-    for path in SOURCES:
-        if not path.relative_to(ROOT).as_posix().startswith(ENGLISH_PARTS):
-            tree = ast.parse(path.read_text(encoding="utf8"))
-            lost += [f"{path.name}: {text}" for text in formatted(tree) if PHRASE.search(text)]
-    assert not [line for line in lost if not COMMAND.search(line)]
-
-
-def formatted(node: ast.AST, is_free: bool = False) -> Iterator[str]:
-    """Each f-string of a tree, but what only programmers read: errors that are no refusal, and the help of settings."""
-    name = called(node) if isinstance(node, ast.Call) else ""
-    is_free = is_free or isinstance(node, ast.Assert) or name in ("setting", "defining")
-    is_free = is_free or (
-        name.endswith(("Error", "Failed", "NoKernels", "ArrowInvalid")) and name not in (*MAKING, "ValueError")
-    )
-    if isinstance(node, ast.JoinedStr) and not is_free:
-        yield written(node)
-    for child in ast.iter_child_nodes(node):
-        yield from formatted(child, is_free)
-
-
-def called(call: ast.Call) -> str:
-    """The name of what is called, without what it belongs to."""
-    return getattr(call.func, "id", getattr(call.func, "attr", ""))
 
 
 def advice_of(meanings: Iterable[object]) -> Iterator[str]:

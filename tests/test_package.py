@@ -14,7 +14,6 @@ import pytest
 
 from settings.help import VERSION
 from settings.program import IN_VENV
-from tests.training.small_trained import save_trained
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
@@ -95,18 +94,6 @@ def test_the_wheel_holds_the_program_below_one_name(wheel: Path) -> None:
     )
     wanted |= {f"frugalt5/{path}" for path in beside}
     assert not wanted - names and "frugalt5/setup.py" not in names
-
-
-def test_a_model_answers_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
-    python, site = environment(tmp_path / "env")
-    zipfile.ZipFile(wheel).extractall(site)
-    folder = save_trained(tmp_path / "model")
-    words = (
-        f"from frugalt5 import Model; (answer,) = Model({str(folder)!r}, device='cpu').answer(['hello']); assert answer"
-    )
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([str(python), "-c", words], cwd=tmp_path, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

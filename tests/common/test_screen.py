@@ -12,7 +12,6 @@ import pytest
 
 import train_low_mem
 from common.screen import GuardedStream, guard, raw
-from training.report.progress import Progress
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\x08\x7f\u202egnp"
 
@@ -43,16 +42,6 @@ def test_a_terminal_is_guarded_and_a_pipe_gets_answers_as_they_are(monkeypatch: 
     with guard():
         print(HOSTILE)
     assert pipe.getvalue() == HOSTILE + "\n"
-
-
-def test_samples_and_notes_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    progress = Progress(1, stream=stream)
-    progress.sample(HOSTILE, HOSTILE, HOSTILE)
-    progress.note(HOSTILE)
-    progress.table("t", [(HOSTILE, HOSTILE)])
-    assert not commands(stream.getvalue()) and "owned" in stream.getvalue()
 
 
 def test_an_error_that_quotes_data_and_names_is_shown(

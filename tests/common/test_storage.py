@@ -6,7 +6,6 @@ import builtins
 import errno
 import functools
 import io
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from common.storage import (
     Parts,
     atomic_folder,
     make_once,
-    read_once_made,
     read_text,
     remove,
 )
@@ -46,29 +44,6 @@ def test_a_failure_leaves_nothing_and_the_next_attempt_begins_clean(tmp_path: Pa
     assert list(target.iterdir()) == []
 
 
-def _make_together(target: Path, log: Path, barrier: Any) -> None:
-    def make(partial: Path) -> None:
-        with log.open("a") as file:
-            file.write("made\n")
-        partial.write_text("x")
-
-    barrier.wait()
-    make_once(target, make)
-
-
-def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(3)
-    arguments = (tmp_path / "target", tmp_path / "log", barrier)
-    processes = [context.Process(target=_make_together, args=arguments) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert (tmp_path / "log").read_text() == "made\n"
-
-
 def test_a_full_disk_and_an_unusable_folder_are_user_errors(tmp_path: Path) -> None:
     def full(partial: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -78,23 +53,6 @@ def test_a_full_disk_and_an_unusable_folder_are_user_errors(tmp_path: Path) -> N
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot be written"):
         make_once(tmp_path / "file" / "target", Path.mkdir)
-
-
-@pytest.mark.parametrize(("number", "is_wrapped"), [(errno.EACCES, False), (errno.EIO, True)])
-def test_what_cannot_be_read_is_told_and_stays(tmp_path: Path, number: int, is_wrapped: bool) -> None:
-    def read(path: Path) -> str:
-        try:
-            raise OSError(number, os.strerror(number), str(path))
-        except OSError:
-            if is_wrapped:
-                raise UserError("it cannot be read") from None
-            raise
-
-    target = tmp_path / "target"
-    target.write_bytes(b"kept")
-    with pytest.raises(UserError, match=r"target: cannot be read \(.*\); name another folder with --cache_dir"):
-        read_once_made(target, Path.touch, read)
-    assert target.read_bytes() == b"kept"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from devices import machine_file
-from devices.cores import computing_threads, usable_cores
 from devices.cpu import CpuDevice
 from devices.environment import HIGH, LOW, PRODUCT_CACHES, prepare_environment
 from devices.machine_file import keep, read
@@ -51,15 +50,6 @@ def test_flags_decide_the_class_and_the_environment_lowers_it(
     assert class_of(flags, variables, machine) == expected
 
 
-def test_threads_are_asked_for_else_said_else_one_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
-    assert computing_threads(7) == 7 and computing_threads() == 5
-    monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    for real, threads in ((1, 1), (1000, usable_cores()), (None, usable_cores())):
-        monkeypatch.setattr("psutil.cpu_count", lambda logical, real=real: real)
-        assert computing_threads() == threads
-
-
 # --- the file of speeds
 
 
@@ -93,12 +83,6 @@ def test_a_broken_file_is_no_file_and_is_mended(speed_file: Path) -> None:
         assert read("cpu: a") is None
     keep("cpu: a", "a", 1, {"float32": 1e9})
     assert read("cpu: a") is not None
-
-
-def test_where_nothing_can_be_written_the_figures_still_serve(speed_file: Path) -> None:
-    speed_file.parent.parent.mkdir(parents=True)
-    speed_file.parent.write_text("no folder")
-    assert keep("cpu: a", "a", 1, {"float32": 1e9}).rates == {"float32": 1e9} and read("cpu: a") is None
 
 
 # --- variables that are set before torch is imported

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,13 +23,8 @@ from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.step import to_micro_batch
 from engine.weights import weight_store_for
-from model import hf_format
 from model.attention import attend
-from model.decoding.generation import generate
 from model.dropout import Dropout
-from model.int4 import INT4
-from model.lora.adapter import add_adapters
-from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.rows import side_by_side
 from model.t5 import T5
@@ -115,18 +109,6 @@ def test_loss_and_gradients_are_those_of_the_cpu(
     assert relative_error(ours, expected) < EXACT
 
 
-def test_a_block_that_is_recomputed_drops_the_same(device: Device) -> None:
-    """Each device draws by itself what is dropped, so it is compared with itself."""
-    model = T5(SMOOTH).initialise(0).to(device.torch_device)
-    batches = batches_of(SMOOTH, RAGGED)
-    saved = gradients(model, batches, ALL_BLOCKS, dropout_rate=0.3)
-    model.zero_grad()
-    recomputed = gradients(model, batches, 0, dropout_rate=0.3)
-    model.zero_grad()
-    whole = gradients(model, batches)
-    assert relative_error(recomputed, saved) < EXACT < relative_error(recomputed, whole)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_gradients_are_near_those_of_fp32(device: Device, dtype: torch.dtype) -> None:
     is_host = device.torch_device == CPU
@@ -196,28 +178,6 @@ def test_updates_are_those_of_the_cpu(device: Device, name: str) -> None:
     assert relative_error([updated(device.torch_device)], [expected]) < UPDATED
 
 
-@pytest.mark.parametrize("base", [FP32, INT4], ids=["fp32", "int4"])
-def test_gradients_of_adapters_are_those_of_the_cpu(device: Device, base: torch.dtype, tmp_path: Path) -> None:
-    hf_format.save(T5(RELU).initialise(0), tmp_path)
-    batches = batches_of(RELU, RAGGED, 2)
-
-    def adapted(where: torch.device) -> T5:
-        model = hf_format.load(tmp_path, dtype=base, device=where)
-        for weight in model.parameters():
-            weight.requires_grad_(False)
-        add_adapters(model, LoraSettings(8, 16))
-        generator = torch.Generator().manual_seed(3)
-        for name, weight in model.named_parameters():
-            if weight.requires_grad and name.endswith(".b"):  # Zeros would leave A without a gradient.
-                weight.data.copy_(torch.randn(weight.shape, generator=generator) * 0.02)
-        return model
-
-    use(False)
-    expected = gradients(adapted(CPU), batches, storage=base)
-    use(True)
-    assert relative_error(gradients(adapted(device.torch_device), batches, 0, storage=base), expected) < EXACT
-
-
 def test_steps_lie_on_the_device_and_give_the_same_bits_again(device: Device) -> None:
     def trained() -> list[Tensor]:
         model = T5(RELU, dtype=torch.bfloat16).initialise(0).to(device.torch_device)
@@ -234,13 +194,3 @@ def test_steps_lie_on_the_device_and_give_the_same_bits_again(device: Device) ->
         return [weight.detach().cpu() for weight in model.parameters()]
 
     assert all(torch.equal(one, other) for one, other in zip(trained(), trained(), strict=True))
-
-
-def test_generated_tokens_are_those_of_the_cpu(device: Device) -> None:
-    model = T5(RELU).initialise(0)
-    draw = np.random.default_rng(0)
-    prompts = [draw.integers(3, RELU.vocab_size, source).tolist() for source, _ in RAGGED]
-    use(False)
-    expected = generate(model, prompts, max_new_tokens=12)
-    use(True)
-    assert generate(model.to(device.torch_device), prompts, max_new_tokens=12) == expected

@@ -7,8 +7,6 @@ Face; tolerances are those of another order of summation.
 from __future__ import annotations
 
 import gc
-import math
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,16 +17,12 @@ import torch
 from devices.base import Device
 from devices.pointwise import why_no_rounding_kernel
 from engine.blockwise import Blockwise
-from engine.compiled import compile_parts
-from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import round_stochastically
-from engine.weights import WeightStore, weight_store_for
+from engine.weights import WeightStore
 from memory.cleanup import free_failed
-from model.block_parts import BlockParts
 from model.loss import LossSettings
-from model.micro_batch import MicroBatch
 from model.t5 import T5
 from tests.end_to_end.running import Place, write_text
 from tests.engine.small_models import Rectangle, small_model
@@ -48,91 +42,8 @@ def moved(model: T5, device: Device, dtype: torch.dtype = torch.float32) -> T5:
     return other
 
 
-def gradients(
-    blockwise: Blockwise, micro_batches: list[MicroBatch], labels: int
-) -> tuple[float, dict[str, torch.Tensor]]:
-    loss = float(blockwise.gradients(micro_batches, labels)) / labels
-    by_name = {
-        name: w.grad.detach().cpu().float() for name, w in blockwise.model.named_parameters() if w.grad is not None
-    }
-    for weight in blockwise.model.parameters():
-        weight.grad = None
-    return loss, by_name
-
-
 def blockwise_of(model: T5, saved: int, weight_store: WeightStore | None = None, dropout: float = 0.0) -> Blockwise:
     return Blockwise(model, saved, weight_store or WeightStore(torch.float32), LossSettings(), dropout)
-
-
-def fp16_model(gpu: Device, family: str, wo: float = 1.0, **changes: str) -> tuple[T5, T5]:
-    """A model on the CPU whose weights bf16 holds, those of `wo` times a factor, and the same in bf16 on the GPU."""
-    if not gpu.multiplies_fp16():
-        pytest.skip("this GPU has no fp16")
-    model = small_model(family, seed=3, **changes)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.mul_(wo if name.endswith("wo.weight") else 1.0).copy_(weight.bfloat16())
-    return model, moved(model, gpu, torch.bfloat16)
-
-
-def fp16_blockwise(model: T5, saved: int, scaling: LossScaling) -> Blockwise:
-    store = weight_store_for(torch.bfloat16, torch.float16)
-    return Blockwise(model, saved, store, LossSettings(), 0.0, scaling=scaling)
-
-
-@ONLY_CUDA
-@pytest.mark.parametrize("name", ["adafactor", "adamw"])
-def test_fp16_learns_overflows_without_a_trace_and_gives_the_same_bits(gpu: Device, name: str) -> None:
-    def run(scale: float, steps: int) -> tuple[list[float], list[torch.Tensor], LossScaling]:
-        _, model = fp16_model(gpu, "t5-v1.1", 4e4)
-        batch = Rectangle(16, 60, 30)
-        micro_batch = batch.micro_batch(model, list(range(16)))
-        scaling = LossScaling(scale)
-        update = OptimizerInBackward(OPTIMIZERS[name](dict(model.named_parameters())), 0.0, scaling)
-        losses = []
-        for number in range(1, steps + 1):
-            update.begin(Step(number, 0.01, seed=3))
-            total = fp16_blockwise(model, 0, scaling).gradients([micro_batch], batch.num_labels, update)
-            loss, norm = update.finish(total)
-            scaling.count(math.isfinite(norm))
-            losses.append(loss / batch.num_labels)
-        return losses, [weight.detach().cpu() for weight in model.parameters()], scaling
-
-    losses, weights, scaling = run(2.0**16, 12)
-    assert losses[-1] < losses[0] and scaling.skipped_steps == 0
-    assert all(torch.equal(one, again) for one, again in zip(weights, run(2.0**16, 12)[1], strict=True))
-    _, unmoved, scaling = run(2.0**60, 2)
-    before = [weight.detach().cpu() for weight in fp16_model(gpu, "t5-v1.1", 4e4)[1].parameters()]
-    assert all(torch.equal(one, other) for one, other in zip(unmoved, before, strict=True))
-    assert (scaling.scale, scaling.skipped_steps) == (2.0**58, 2)
-
-
-@ONLY_CUDA
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Torch's own, as its compiler is imported.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("family", "saved"), [("t5", 0), ("umt5", 2)])
-def test_compiled_blocks_give_the_gradients_of_their_functions(
-    gpu: Device, family: str, saved: int, dtype: torch.dtype
-) -> None:
-    model = moved(small_model(family, d_model=64, d_ff=128, d_kv=16), gpu, dtype)
-    batch = Rectangle()
-    compiled = compile_parts()
-    for cuts in ([[0, 3], [1], [2]], [[0, 1, 2, 3]]):
-        micro_batches = batch.micro_batches(model, cuts)
-        losses = []
-        grads = []
-        for parts in (BlockParts(), compiled, compiled):
-            store = WeightStore(dtype)
-            blockwise = Blockwise(model, saved, store, LossSettings(), 0.1, parts=parts)
-            loss, by_name = gradients(blockwise, micro_batches, batch.num_labels)
-            losses.append(loss)
-            grads.append(torch.cat([grad.flatten() for grad in by_name.values()]))
-        error = float((grads[1] - grads[0]).norm() / grads[0].norm())
-        print(f"{family}, {dtype}: loss {losses[1] / losses[0] - 1:+.1e}, gradients {error:.1e}")
-        assert losses[1] == pytest.approx(losses[0], rel=2e-2 if dtype == torch.bfloat16 else 1e-5)
-        assert error < (3e-2 if dtype == torch.bfloat16 else 1e-5)
-        assert losses[2] == losses[1] and torch.equal(grads[2], grads[1]), "the same bits in a repeated pass"
 
 
 def test_rounding_compiles_and_gives_the_bits_of_the_cpu(gpu: Device) -> None:
@@ -246,14 +157,3 @@ def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
     larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")
     _, events, _ = trained(tmp_path, "tight", f"--device={gpu.name}", *larger, "--memory_budget=2G")
     assert events["plan"]["peak_bytes"] > 256 * MIB and events["end"]["measured_peak_bytes"] <= 2048 * MIB
-
-
-@ONLY_CUDA
-def test_two_cards_have_the_losses_of_one(gpu: Device, tmp_path: Path) -> None:
-    if (gpu.count() or 1) < 2:
-        pytest.skip("there is one card")
-    one, _, place_of = trained(tmp_path, "one", "--device=cuda", "--mixed_precision=no")
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    flags = (f"--train_file={tmp_path / 'text.txt'}", *SMALL, "--device=cuda", "--mixed_precision=no", "--run_name=two")
-    place_of.do("train", *flags, launcher=launcher)
-    assert place_of.losses("two") == pytest.approx(one, rel=1e-4)

@@ -5,24 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from devices.threads import CoreUsage, Threads, fitting_threads, free_cores
+from devices.threads import Threads, fitting_threads
 
 MOST = 8
-
-
-@pytest.mark.parametrize(
-    ("busy", "own", "processes", "expected"),
-    [
-        (8.0, 8.0, 1, 4.0),  # this process alone, on all of four cores in two seconds
-        (8.0, 3.0, 1, 1.5),
-        (8.0, 3.0, 2, 1.5),  # the other process of the run is no other program
-        (2.0, 2.1, 1, 4.0),  # the clocks of system and process are not read at the same moment
-    ],
-)
-def test_what_other_programs_leave(busy: float, own: float, processes: int, expected: float) -> None:
-    before = CoreUsage(100.0, 50.0, 7.0)
-    now = CoreUsage(102.0, 50.0 + busy, 7.0 + own)
-    assert free_cores(before, now, 4, processes) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -57,21 +57,6 @@ def test_prediction_holds_and_is_near(batch: AnswerBatch, malloc: str) -> None:
     assert measured <= predicted < 1.6 * measured + 24 * MIB, sizes
 
 
-@pytest.mark.parametrize(
-    ("folder_dtype", "compute", "requested", "dtypes"),
-    [
-        ("float32", "float32", "auto", ["float32", "bfloat16", "int8"]),
-        ("bfloat16", "float32", "no", ["float32", "bfloat16"]),
-        ("float32", "float32", "bf16", ["bfloat16"]),
-        ("int8", "float32", "auto", ["int8"]),
-    ],
-)
-def test_weights_are_rounded_only_where_no_dtype_is_named(
-    folder_dtype: str, compute: str, requested: str, dtypes: list[str]
-) -> None:
-    assert storage_dtypes(folder_dtype, compute, requested) == dtypes
-
-
 def test_less_memory_means_narrower_weights_and_at_last_few_blocks_in_a_file() -> None:
     model = HeldModel.of(SHAPE, "float32", "float32", 100 * MIB)
     one = AnswerBatch(1, 64, 8)

@@ -8,9 +8,8 @@ import types
 import weakref
 
 import pytest
-import torch
 
-from common.units import GIB, MIB
+from common.units import MIB
 from memory import cleanup
 from memory.cleanup import Cleaner, free_failed
 from tests.fake_device import FakeDevice
@@ -37,20 +36,6 @@ def test_schedule_light_every_50_full_every_200_each_in_its_order(calls: list[st
 
 class Node:
     pass
-
-
-@pytest.mark.usefixtures("calls")
-def test_the_story_names_phase_batch_needed_and_free() -> None:
-    device = FakeDevice(8 * GIB)
-    device.allocate(7 * GIB)
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        device.allocate(2 * GIB)
-    story = free_failed(caught.value, device).describe("train", 8, "512 + 114 tokens")
-    for part in ("phase train", "micro-batch 8 x 512 + 114 tokens", "needed 2.00 GiB", "1.00 GiB free"):
-        assert part in story
-    on_host = free_failed(MemoryError(), FakeDevice())
-    assert on_host.free_bytes > 0 and on_host.needed_bytes is None
-    assert "micro-batch 4: needed an unknown amount" in on_host.describe("evaluation", 4, "")
 
 
 def fail(references: list[weakref.ref[Node]]) -> None:

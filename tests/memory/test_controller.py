@@ -17,7 +17,7 @@ import pytest
 from common.units import GIB, MIB
 from engine.blockwise import Blockwise
 from memory.budget import Budget
-from memory.controller import GROWTH_STEPS, MemoryController, growth_of
+from memory.controller import MemoryController
 from memory.estimate.workload import Machine
 from memory.monitor import Monitor
 from memory.plan import Plan, plan
@@ -337,16 +337,6 @@ def test_others_that_go_on_taking_make_the_run_smaller_before_they_have_taken_it
     assert changes == [turn == answered for turn in range(3)] and not now.is_ended
 
 
-def test_others_that_take_more_beside_a_budget_of_the_user_use_the_margin_first() -> None:
-    """What will be left holds the least plan, though not with the margin that a limit of the system asks for."""
-    least = least_peak()
-    now = Scripted(least + MIB, by_user=True, config=LEAST, make_plan=none_fits)
-    for mebibytes, ends in ((100, False), (85, False), (70, False), (40, False), (10, True)):
-        now.available = least + mebibytes * MIB
-        now.step(least)
-        assert now.is_ended == ends and not now.reasons
-
-
 def test_pressure_is_answered_by_cleaning_first() -> None:
     now = Scripted(BUDGET, frees=100 * MIB)
     assert not now.step(BUDGET - MIB, BUDGET - MIB) and not now.reasons
@@ -375,12 +365,6 @@ def test_memory_is_not_kept_for_the_next_step_near_the_budget() -> None:
 
 # --- growth, of a budget of 400 MiB
 
-# A run of short rows has shown such figures, in MiB.
-LEVEL = 298
-NOISE = 6
-STEP_MIB = 60
-PACE = 0.25
-
 
 @pytest.mark.parametrize(("above_plan", "reasons"), [(MIB, ["growth"]), (-80 * MIB, [])])
 def test_growth_beyond_the_plan_is_answered_before_the_budget_is_reached(above_plan: int, reasons: list[str]) -> None:
@@ -393,20 +377,3 @@ def test_growth_beyond_the_plan_is_answered_before_the_budget_is_reached(above_p
         level += MIB // 2
         now.step(level, level - 50 * MIB + draw.randrange(6 * MIB))
     assert now.reasons == reasons and now.monitor.peak_bytes < now.limit
-
-
-def levels(seed: int, steps: int, pace: float = 0.0) -> list[float]:
-    """Shares of the budget that a run holds after its steps: a level within noise, and growth."""
-    draw = random.Random(seed)
-    return [(LEVEL + draw.uniform(-NOISE, NOISE) + pace * step) / 400 for step in range(steps)]
-
-
-def growths(shares: list[float]) -> list[float]:
-    """The growth that is known after each step."""
-    return [growth_of(shares[step - GROWTH_STEPS : step]) for step in range(GROWTH_STEPS, len(shares) + 1)]
-
-
-def test_noise_is_no_growth_and_slow_growth_within_it_is() -> None:
-    assert not any(growths(levels(0, 1000)))
-    steps = int((400 - LEVEL - NOISE - STEP_MIB) / PACE)  # The budget is met then.
-    assert growths(levels(0, steps, PACE))[0] * 400 == pytest.approx(PACE, rel=0.5)

@@ -63,17 +63,6 @@ def test_a_record_and_a_line_of_the_last_sample() -> None:
         assert part in line
 
 
-def test_peaks_are_kept_by_phase() -> None:
-    monitor = monitor_of(100, 300, 200, 600, 500, 150)
-    monitor.sample()
-    with monitor.phase("train"):
-        monitor.sample()
-        with monitor.phase("evaluation"):
-            pass
-    assert monitor.phase_peaks == {"start": 100 * MIB, "train": 300 * MIB, "evaluation": 600 * MIB}
-    assert monitor.peak_bytes == 600 * MIB and monitor.sample().phase == "start"
-
-
 def test_pinned_ram_and_memory_shared_with_a_device_count_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     card = FakeDevice(900 * MIB)
     monkeypatch.setattr(card, "pinned_bytes", lambda: 200 * MIB)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +11,13 @@ from hypothesis import strategies as st
 from common.units import GIB, MIB
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
-from memory.estimate.peaks import peak_of, predict
-from memory.estimate.workload import ExecutionPlan, Machine, Workload
+from memory.estimate.workload import Machine
 from memory.ladder import Ladder
 from memory.machines import target_machine
-from memory.plan import NEARLY, outcomes, plan
+from memory.plan import NEARLY, plan
 from memory.step_settings import StepSettings
 from memory.step_work import effective_batch, make_work
-from settings.declared import Config, T5ModelConfig
+from settings.declared import Config
 from settings.errors import UserError
 from settings.loading import load
 
@@ -121,34 +118,6 @@ def test_low_takes_much_less_memory_at_nearly_the_speed_and_ultra_the_least() ->
     assert ultra.choice.saved_blocks == 0
 
 
-def test_each_rung_is_shown_and_the_chosen_one_marked() -> None:
-    config = settings_of(model_preset="t5-small", effective_batch_size=4)
-    where = machine(900 * MIB)
-    chosen = plan(config, where)
-    rungs = outcomes(StepSettings.of(config), make_work(config, where, None, None), where, chosen)
-    assert [(rung.name, rung.peak_bytes, rung.fits) for rung in rungs if rung.is_chosen] == [
-        (chosen.rung, chosen.peak_bytes, True)
-    ]
-    assert len({rung.name for rung in rungs}) == len(rungs) > 3
-    assert all(rung.fits == (rung.peak_bytes <= where.budget_bytes) for rung in rungs)
-
-
-@pytest.mark.parametrize(
-    ("flags", "is_kept"),
-    [
-        ({"gradient_checkpointing": False}, lambda choice: choice.saved_blocks == 12),
-        ({"memory_mode": "ultra"}, lambda choice: choice.saved_blocks == 0 and choice.storage == "bfloat16"),
-        ({"mixed_precision": "no"}, lambda choice: choice.storage == "float32"),
-        ({"weights_in": "file"}, lambda choice: choice.offloaded_blocks == 12),
-    ],
-)
-def test_flags_strike_rungs(flags: dict[str, Any], is_kept: Callable[[ExecutionPlan], bool]) -> None:
-    config = settings_of(model_preset="t5-small", effective_batch_size=2, **flags)
-    where = machine(3 * GIB)
-    ladder = Ladder(StepSettings.of(config), where, make_work(config, where, None, None))
-    assert all(is_kept(choice) for rung in ladder.rungs for family in ladder.families(rung) for choice in family)
-
-
 def test_bf16_at_rest_and_in_products_only_where_it_is_fast() -> None:
     config = settings_of(model_preset="t5-base", effective_batch_size=2)
     fast = plan(config, machine(8 * GIB, kind=AMX_BF16)).choice
@@ -156,42 +125,6 @@ def test_bf16_at_rest_and_in_products_only_where_it_is_fast() -> None:
     roomy, tight = (plan(config, machine(int(size * GIB), kind=AVX512)).choice for size in (8, 1.15))
     assert (roomy.storage, roomy.compute) == ("float32", "float32")
     assert (tight.storage, tight.compute) == ("bfloat16", "float32")
-
-
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(
-    layers=st.integers(1, 8),
-    source=st.integers(16, 512),
-    target=st.integers(16, 512),
-    batch_size=st.integers(1, 8),
-    micro_batches=st.integers(1, 4),
-    saved=st.integers(0, 4),
-    pads=st.booleans(),
-)
-def test_more_work_never_takes_less(
-    layers: int, source: int, target: int, batch_size: int, micro_batches: int, saved: int, pads: bool
-) -> None:
-    shape = T5ModelConfig(num_layers=layers, num_decoder_layers=layers)
-    work = Workload(shape, batch_size * micro_batches, source, target, False, "adafactor")
-    # With malloc "fast", tensors that grow leave the heap, which then keeps less.
-    choice = ExecutionPlan(batch_size, micro_batches, 1, min(saved, layers), 2, "float32", "float32", 32 * MIB, "small")
-    where = dataclasses.replace(machine(GIB), pads_attention=pads)
-    peak = peak_of(predict(work, choice, where))[1]
-    for more in (
-        (dataclasses.replace(work, source_tokens=source * 2), choice),
-        (dataclasses.replace(work, target_tokens=target * 2), choice),
-        (dataclasses.replace(work, optimizer="adamw"), choice),
-        (dataclasses.replace(work, hold_gradients=True), choice),
-        (
-            dataclasses.replace(work, rows=batch_size * (micro_batches + 1)),
-            dataclasses.replace(choice, micro_batches_per_pass=micro_batches + 1),
-        ),
-        (
-            dataclasses.replace(work, rows=(batch_size + 1) * micro_batches),
-            dataclasses.replace(choice, batch_size_per_gpu=batch_size + 1),
-        ),
-    ):
-        assert peak_of(predict(*more, where))[1] >= peak
 
 
 def test_a_card_without_bf16_computes_in_fp16() -> None:

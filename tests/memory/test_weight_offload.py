@@ -14,7 +14,7 @@ import devices
 from common.units import GIB, MIB
 from engine.weight_offload.store import offloaded_store
 from memory.estimate.weight_offload import PIECE_ALIGNMENT, offloaded_bytes, resident_bytes, slots_bytes
-from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, ExecutionPlan, Machine
+from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, Machine
 from memory.plan import Plan, plan
 from memory.step_work import make_work
 from model import hf_format
@@ -80,35 +80,3 @@ def test_what_a_quantized_base_takes_is_what_is_planned(storage: str, blocks: in
         assert offloaded_bytes(work, choice) == sum(store.buffers.sizes)
         assert slots_bytes(work, choice, machine) == 2 * max(size for size in store.buffers.sizes)
         store.close()
-
-
-def test_a_resumed_run_rests_where_it_fits_now_and_computes_as_it_did() -> None:
-    weights = 2 * weight_counts(settings_of().model)["total"]
-    tight = planned(BASE_BYTES + weights).choice
-    roomy = Machine(BASE_BYTES + 6 * weights, 16 * GIB, BASE_BYTES, RATES)
-    again = plan(settings_of(), roomy, source_tokens=64, target_tokens=32, earlier=tight).choice
-    assert again.offloaded_blocks == 0
-    for name in ("batch_size_per_gpu", "storage", "compute", "loss_chunk_bytes"):
-        assert getattr(again, name) == getattr(tight, name)
-
-
-def test_adapters_over_a_base_in_a_file_take_any_number_of_rows() -> None:
-    flags = {"is_finetune": True, "lora_rank": 2, "lora_base": "int8", "weights_in": FILE}
-    together = planned(BASE_BYTES + 300 * MIB, **flags)
-    assert together.choice.accumulation_passes == 1 and together.choice.offloaded_blocks == 24
-    many = planned(together.peak_bytes, **{**flags, "effective_batch_size": 64})
-    assert many.peak_bytes <= many.budget_bytes, "a part of the rows passes at a time"
-    assert many.choice.batch_size_per_gpu * many.choice.gradient_accumulation_steps >= 64
-    assert 1 < many.choice.accumulation_passes < 64, "as few times as may be"
-    assert any("passes over the model" in reason for reason in many.reasons)
-
-
-def test_a_run_that_is_resumed_keeps_its_precision_with_less_memory_and_with_more() -> None:
-    config = settings_of(is_finetune=True, lora_rank=8, effective_batch_size=8, max_seq_len=512, lora_base="auto")
-
-    def choice(size: int, earlier: ExecutionPlan | None = None) -> ExecutionPlan:
-        machine = Machine(BASE_BYTES + size * MIB, 16 * GIB, BASE_BYTES, RATES)
-        return plan(config, machine, source_tokens=512, target_tokens=114, earlier=earlier).choice
-
-    began = choice(400)
-    assert choice(320, began).precision == choice(600, began).precision == began.precision

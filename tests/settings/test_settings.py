@@ -39,21 +39,6 @@ def test_values(facts: dict[str, Any], word: object, value: object) -> None:
     assert parsed == value and type(parsed) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("facts", "word"),
-    [
-        (dict(annotation="int"), "1.5"),
-        (dict(annotation="int"), True),
-        (dict(annotation="float"), "nan"),
-        (dict(annotation="float", low=0.0, high=1.0), 1.1),
-        (dict(annotation="Size"), "1e999G"),
-    ],
-)
-def test_what_is_no_value(facts: dict[str, Any], word: object) -> None:
-    with pytest.raises(ValueError):
-        parse(field_of(**facts), word)
-
-
 def test_a_size_without_its_unit_is_asked_about() -> None:
     with pytest.raises(UserError, match=r"--memory_budget.*512M"):
         load("train", {"memory_budget": "512"})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,17 +21,13 @@ from memory.estimate.blocks import Adapted
 from memory.estimate.peaks import changeable, peak_of, predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.step_work import make_work
-from model.hf_format import save
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch
-from model.shapes import targets_of, weight_counts
+from model.shapes import targets_of
 from model.t5 import T5
 from settings.declared import T5ModelConfig
-from settings.loading import load
-from training.setup.resolving import mapped_base
 
 SHAPE = {
     "vocab_size": 2048,
@@ -138,30 +132,6 @@ def test_a_step_makes_the_tensors_that_are_predicted(
     predicted = changeable(parts) - parts["allocator slack"]
     measured = live_bytes(shape, choice)
     assert -0.03 * measured <= predicted - measured <= 0.12 * measured
-
-
-def test_a_mapped_base_is_not_counted(tmp_path: Path) -> None:
-    shape = T5ModelConfig(**SHAPE)
-    save(T5(shape).initialise(0), tmp_path)
-    config = load(
-        "train", {"train_file": "x", "is_finetune": True, "finetune_from": str(tmp_path), "lora_rank": 4, **SHAPE}
-    )
-    machine = Machine(GIB, GIB)
-    count = weight_counts(shape)["total"]
-    mapped = mapped_base(config.train, config.lora, config.data, config.model)
-    assert mapped == ("float32", count)
-    work = replace(make_work(config, machine, SOURCE, TARGET), mapped=mapped)
-    choice = ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", MIB)
-
-    def less(choice: ExecutionPlan, machine: Machine) -> int:
-        counted, mapped = (
-            predict(each, choice, machine)["loss"]["weights"] for each in (replace(work, mapped=("", 0)), work)
-        )
-        return counted - mapped
-
-    assert less(choice, machine) == 4 * count
-    assert less(replace(choice, storage="bfloat16"), machine) == less(choice, replace(machine, device="a GPU")) == 0
-    assert less(replace(choice, offloaded_blocks=2, weights_in="file"), machine) == 0
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,6 @@ from data.batches.loader import filled
 from devices.sizes import filled_tokens
 from memory.estimate.shapes import Shapes, Tokens
 
-SOURCES = np.array([[2, 3, 9, 10], [4, 4, 4, 8]])
-TARGETS = np.array([[1, 1, 2, 5], [7, 1, 1, 0]])
-
-
-def test_the_largest_micro_batch_and_step() -> None:
-    shapes = Shapes(SOURCES, TARGETS)
-    assert shapes.largest_micro_batch(1) == Tokens(10, 7)
-    assert shapes.largest_micro_batch(2) == Tokens(19, 8)
-    assert shapes.largest_micro_batch(4) == shapes.step == Tokens(24, 9)
-    assert shapes.longest_row == Tokens(10, 7)
-
 
 def test_a_bound_of_tokens_is_priced_as_the_loader_cuts() -> None:
     most = 500
