@@ -28,14 +28,6 @@ def test_presets_load(preset: str) -> None:
     assert load("train", {"preset": preset, "train_file": "x"}).origins
 
 
-def test_all_problems_at_once() -> None:
-    problems = problems_of("train", d_model="0", max_stps="5", learning_rate="fast", device="gpu", noise_density="2")
-    assert len(problems) == 5
-    text = "\n".join(problems)
-    for part in ("--d_model = 0", "--max_steps", "--learning_rate = fast", "--device = gpu", "--noise_density = 2"):
-        assert part in text
-
-
 def test_order_of_the_layers(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("max_steps: 7\nseed: 5\nmodel: {d_ff: 64}\nmodel_preset: t5-small\n")
@@ -109,12 +101,10 @@ def test_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "flags", "names"),
     [
-        ("train", dict(effective_batch_size="4", batch_size_per_gpu="8"), ["batch_size_per_gpu"]),
         ("train", dict(is_finetune="true", objective="span"), ["objective"]),
         ("train", dict(metric_for_best="ndcg@10", eval_generate_rows="8", num_answers="5"), ["metric_for_best"]),
         ("train", dict(average_checkpoints="5", keep_latest_n_ckp="4"), ["average_checkpoints"]),
         ("train", dict(head="token", class_weights="1,nan"), ["class_weights"]),
-        ("train", dict(head="sequence", objective="span"), ["objective"]),
         (
             "generate",
             dict(num_beams="4", temperature="0.5", min_new_tokens="9", max_new_tokens="8"),
@@ -130,9 +120,7 @@ def test_wrong_together_or_unknown(command: str, flags: dict[str, str], names: l
 @pytest.mark.parametrize(
     "command, idle, change",
     [
-        ("train", {"epochs": "7", "max_steps": "2"}, {"max_steps": "auto"}),
         ("train", {"length_penalty": "2"}, {"num_beams": "4"}),
-        ("train", {"prompt_template": "chat", "objective": "span"}, {"objective": "pairs"}),
         ("plan", {"num_answers": "2", "num_beams": "2"}, {"eval_generate_rows": "8"}),
     ],
 )

@@ -147,21 +147,6 @@ def test_a_mac_has_them_before_torch_is_imported(tmp_path: Path) -> None:
     assert words_found == ["0.5", "1"]
 
 
-@pytest.mark.slow
-def test_a_notebook_has_them_before_torch_is_imported_and_knows_where_torch_was_first() -> None:
-    watch = (
-        "import os, sys\n"
-        "class Watch:\n"
-        "    def find_spec(self, name, *rest):\n"
-        "        if name == 'torch': print(*(os.environ.get(each) for each in sys.argv[1:]))\n"
-        "sys.meta_path.insert(0, Watch())\n"
-        "import trainer_low_mem\n"
-        "print(trainer_low_mem.IS_UNBOUNDED)\n"
-    )
-    assert output_of(watch, *PRODUCT_CACHES) == [*PRODUCT_CACHES.values(), "False"]
-    assert output_of("import torch, trainer_low_mem\nprint(trainer_low_mem.IS_UNBOUNDED)") == ["True"]
-
-
 # --- malloc
 
 PROGRAM = """

@@ -96,22 +96,11 @@ def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, li
     assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
 
-SMALL = [
-    "--d_model=256",
-    "--d_kv=32",
-    "--d_ff=1024",
-    "--num_heads=8",
-    "--num_layers=2",
-    "--num_decoder_layers=2",
-    "--vocab_size=1024",
-    "--max_seq_len=128",
-    "--max_steps=12",
-    "--effective_batch_size=8",
-    "--eval_steps=6",
-    "--save_steps=6",
-    "--sample_rows=1",
-    "--seed=3",
-]
+SMALL = (
+    "--d_model=256 --d_kv=32 --d_ff=1024 --num_heads=8 --num_layers=2 --num_decoder_layers=2 "
+    "--vocab_size=1024 --max_seq_len=128 --max_steps=12 --effective_batch_size=8 --eval_steps=6 "
+    "--save_steps=6 --sample_rows=1 --seed=3"
+)
 
 
 def trained(folder: Path, name: str, *flags: str) -> tuple[dict[int, float], dict[str, Any], Place]:
@@ -119,7 +108,7 @@ def trained(folder: Path, name: str, *flags: str) -> tuple[dict[int, float], dic
     text = folder / "text.txt"
     if not text.exists():
         write_text(text, 600)
-    place_of.do("train", f"--train_file={text}", f"--run_name={name}", *SMALL, *flags)
+    place_of.do("train", f"--train_file={text}", f"--run_name={name}", *SMALL.split(), *flags)
     events = {event["event"]: event for event in place_of.events(name)}
     return place_of.losses(name), events, place_of
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -195,7 +195,6 @@ class Scripted(ProcessTree):
     Args:
         limit: the budget. by_user: whether it is a figure of the user's, without a margin; else a limit of the system
             less its margin.
-        malloc: of its first plan.
         frees: bytes that each full cleaning gives back.
     """
 
@@ -205,23 +204,19 @@ class Scripted(ProcessTree):
         *,
         by_user: bool = False,
         config: Config = CONFIG,
-        malloc: str = "fast",
         make_plan: Callable[[StepSettings, Budget], Plan] = planned,
-        device: FakeDevice | None = None,
         frees: int = 0,
     ) -> None:
         super().__init__()
         self.limit = limit
         self.by_user = by_user
-        self.available = 0  # What the system would give; 0: as the limit says.
         self.frees = frees
         self.seconds = 0.0
         self.steps = 0
         self.held_bytes = 0
         self.events = list[tuple[str, dict[str, Any]]]()
-        self.monitor = Monitor(limit, device or FakeDevice(), processes=self)
+        self.monitor = Monitor(limit, FakeDevice(), processes=self)
         self.first = planned(StepSettings.of(config), self.measure(), config)
-        self.first = replace(self.first, choice=replace(self.first.choice, malloc=malloc))
         self.fixed = sum(self.first.components[name] for name in ("base", "weights", "optimizer state"))
         self.controller = MemoryController(
             StepSettings.of(config),
@@ -229,7 +224,7 @@ class Scripted(ProcessTree):
             self.measure(),
             make_plan,
             self.measure,
-            device=device or FakeDevice(),
+            device=FakeDevice(),
             monitor=self.monitor,
             log=self,
             clock=lambda: self.seconds,
@@ -237,7 +232,7 @@ class Scripted(ProcessTree):
 
     def measure(self) -> Budget:
         margin = 0 if self.by_user else max(MARGIN, int(self.limit / 0.95) - self.limit)
-        available = self.available or self.limit + (GIB if self.by_user else margin)
+        available = self.limit + (GIB if self.by_user else margin)
         return ScriptedBudget(self.limit, None, available, (), "test group", margin, script=self)
 
     def usage(self) -> Usage:
@@ -353,14 +348,6 @@ def test_a_step_over_the_budget_makes_the_run_smaller_once_and_what_stays_ends_i
     assert not now.step(now.fixed, times=3) and len(now.reasons) == 1
     stuck = Scripted(BUDGET, by_user=True, make_plan=none_fits)
     assert not stuck.step(2 * BUDGET, level) and stuck.is_ended == ends
-
-
-def test_memory_is_not_kept_for_the_next_step_near_the_budget() -> None:
-    now = Scripted(BUDGET, malloc="untrimmed")
-    now.held_bytes = 2 * BUDGET
-    now.monitor.sample("prepare")  # Other phases say nothing of the steps.
-    assert not now.step(int(0.8 * BUDGET)) and now.step(int(0.9 * BUDGET))
-    assert now.controller.plan.peak_bytes < now.first.peak_bytes
 
 
 # --- growth, of a budget of 400 MiB

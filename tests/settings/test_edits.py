@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from settings.declared import GROUPS, settings_by_name
-from settings.edits import Edits, Shipped, edit_of_trainer, edits_of_config
+from settings.edits import Edits, Shipped, edits_of_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (ROOT / "config.py").read_text("utf8")
@@ -129,11 +129,3 @@ def test_what_cannot_act_is_one_sentence_with_its_line(line: str, hint: str) -> 
 
 def test_a_file_in_another_encoding_is_named() -> None:
     assert "UTF-8" in edits_of_config(SHIPPED.replace("hidden size", "改为").encode("gbk"), {}).problems[0]
-
-
-def test_the_line_of_the_trainer() -> None:
-    text = (ROOT / "trainer_low_mem.py").read_text("utf8")
-    assert edit_of_trainer(text.encode("utf8")) is None
-    changed = text.replace('use_ultra_low_mem = "auto"', "use_ultra_low_mem = False  # 强制关闭")
-    edit = edit_of_trainer(changed.encode("utf8"))
-    assert edit is not None and (edit.name, edit.value) == ("ultra_low_mem", "False")

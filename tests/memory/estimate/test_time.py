@@ -1,42 +1,14 @@
-"""The order of the ways to run is the measured one: what is faster is predicted to be faster, by about as much."""
+"""What is left of a run, and how long it takes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from common.units import GIB, MIB
-from memory.estimate.time import RENEWED_STEPS, Renewal, predict_seconds, remaining_work
-from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from settings.declared import Config, T5ModelConfig
+from memory.estimate.time import RENEWED_STEPS, Renewal, remaining_work
+from settings.declared import Config
 from settings.loading import load
-
-SHAPE = T5ModelConfig(vocab_size=8000, d_model=512, d_ff=2048, d_kv=64, num_heads=8, num_layers=4, num_decoder_layers=4)
-WORK = Workload(SHAPE, 8, 128, 64, False, "adafactor")
-KEPT = ExecutionPlan(8, 1, 1, 8, 2, "float32", "float32", 32 * MIB, "fast")
-MACHINE = Machine(GIB, GIB, rates=(("float32", 9e10), ("bfloat16", 1e9)))
-
-
-ONE_ROW = replace(KEPT, batch_size_per_gpu=1)
-
-
-# Processor time of a step over that of one that keeps all, on one thread of a CPU with AVX2, 8 rows of 128 + 64 tokens.
-@pytest.mark.parametrize(
-    ("choice", "measured"),
-    [
-        (replace(KEPT, saved_blocks=0), 1.16),
-        (replace(KEPT, malloc="small"), 1.34),
-        (replace(ONE_ROW, accumulation_passes=8, storage="bfloat16"), 1.74),
-    ],
-)
-def test_slower_choices_are_predicted_slower(choice: ExecutionPlan, measured: float) -> None:
-    predicted = predict_seconds(WORK, choice, MACHINE) / predict_seconds(WORK, KEPT, MACHINE)
-    assert predicted == pytest.approx(measured, rel=0.1)
-
-
-# --- what is left of a run
 
 
 def settings_of(**flags: Any) -> Config:
