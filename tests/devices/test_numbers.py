@@ -23,10 +23,7 @@ from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.step import to_micro_batch
 from engine.weights import weight_store_for
-from model.attention import attend
-from model.dropout import Dropout
 from model.loss import LossSettings
-from model.rows import side_by_side
 from model.t5 import T5
 from settings.declared import T5ModelConfig
 
@@ -125,40 +122,6 @@ def test_narrow_gradients_are_near_those_of_fp32(device: Device, dtype: torch.dt
     together = torch.cat([gradient.flatten() for gradient in ours])
     expected_together = torch.cat([gradient.flatten() for gradient in expected])
     assert relative_error([our_loss, together], [loss, expected_together]) < DEEP * NARROW[dtype]
-
-
-@pytest.mark.parametrize("dtype", [FP32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("queries", "keys", "has_bias"), [(114, 512, True), (24, 96, False)])
-def test_attention_and_its_gradients_are_those_of_the_cpu(
-    device: Device, queries: int, keys: int, has_bias: bool, dtype: torch.dtype
-) -> None:
-    if dtype not in device.fast_dtypes():
-        pytest.skip(f"{dtype} is not fast here")
-    generator = torch.Generator().manual_seed(0)
-    num_rows = 4
-    num_heads = 8
-    head_size = 64
-    q = torch.randn(num_rows, queries, num_heads, head_size, generator=generator) / head_size**0.5
-    k = torch.randn(num_rows, keys, num_heads, head_size, generator=generator)
-    v = torch.randn(num_rows, keys, num_heads, head_size, generator=generator)
-    bias = torch.randn(num_heads, 2 * max(queries, keys) - 1, generator=generator)
-    out_gradient = torch.randn(q.shape, generator=generator)
-
-    def attended(where: torch.device, kind: torch.dtype) -> list[Tensor]:
-        inputs = [tensor.to(where, kind).requires_grad_() for tensor in (q.clone(), k.clone(), v.clone())]
-        table = bias.clone().to(where).requires_grad_() if has_bias else None
-        query_rows, key_rows = (side_by_side((length,) * num_rows) for length in (queries, keys))
-        query, key, value = (side.flatten(x) for side, x in zip((query_rows, key_rows, key_rows), inputs, strict=True))
-        rows = (query_rows, key_rows)
-        out = query_rows.tokens(attend(query, key, value, table, rows, False, Dropout(0.0, query_rows)))
-        out.backward(out_gradient.flatten(0, 1).to(where, kind))
-        weights = inputs if table is None else [*inputs, table]
-        return [out.detach(), *(weight.grad for weight in weights if weight.grad is not None)]
-
-    use(False)
-    expected = attended(CPU, FP32)
-    use(True)
-    assert relative_error(attended(device.torch_device, dtype), expected) < NARROW.get(dtype, EXACT)
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))

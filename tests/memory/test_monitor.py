@@ -40,29 +40,6 @@ def monitor_of(*anonymous: int, device: FakeDevice | None = None, device_budget:
     )
 
 
-def test_a_record_and_a_line_of_the_last_sample() -> None:
-    device = FakeDevice(900 * MIB)
-    device.release(device.allocate(300 * MIB))
-    device.cleanup()
-    device.allocate(100 * MIB)
-    monitor = monitor_of(500, 250, device=device)
-    monitor.sample()
-    assert monitor.record(12, "train") == {
-        "step": 12,
-        "phase": "train",
-        "anon_bytes": 250 * MIB,
-        "file_bytes": 7 * MIB,
-        "peak_bytes": 500 * MIB,
-        "budget_bytes": 1000 * MIB,
-        "device_bytes": 100 * MIB,
-        "device_peak_bytes": 300 * MIB,
-    }
-    line = monitor.line(40)
-    assert "\n" not in line
-    for part in ("内存监控", "step 40", "train", "250.0 MiB", "7.0 MiB", "1000.0 MiB (25% in use)", "fake 100.0 MiB"):
-        assert part in line
-
-
 def test_pinned_ram_and_memory_shared_with_a_device_count_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     card = FakeDevice(900 * MIB)
     monkeypatch.setattr(card, "pinned_bytes", lambda: 200 * MIB)

@@ -4,22 +4,10 @@ takes.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
-import pytest
-import torch
-
-import devices
 from common.units import GIB, MIB
-from engine.weight_offload.store import offloaded_store
-from memory.estimate.weight_offload import PIECE_ALIGNMENT, offloaded_bytes, resident_bytes, slots_bytes
 from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, Machine
 from memory.plan import Plan, plan
-from memory.step_work import make_work
-from model import hf_format
 from model.shapes import weight_counts
-from model.t5 import T5
 from settings.declared import Config
 from settings.loading import load
 
@@ -55,28 +43,3 @@ def test_beside_a_device_the_ram_comes_before_a_file() -> None:
     assert planned(weights, host_bytes=40 * MIB).choice.weights_in == FILE
     choice = planned(8 * weights, host_bytes=64 * GIB, weights_in=RAM).choice
     assert (choice.weights_in, choice.offloaded_blocks) == (RAM, 24), "all of them, where it is named"
-
-
-@pytest.mark.parametrize(("storage", "blocks"), [("int8", 2), ("int4", 4)])
-def test_what_a_quantized_base_takes_is_what_is_planned(storage: str, blocks: int, tmp_path: Path) -> None:
-    shape = {"d_model": 64, "d_ff": 160, "num_layers": 2, "num_decoder_layers": 2, "vocab_size": 512}
-    config = settings_of(is_finetune=True, lora_rank=2, lora_base=storage, weights_in=FILE, **shape)
-    hf_format.save(T5(config.model).initialise(0), tmp_path)
-    machine = Machine(8 * GIB, 16 * GIB, BASE_BYTES, RATES)
-    chosen = plan(config, machine, source_tokens=64, target_tokens=32).choice
-    assert (chosen.storage, chosen.offloaded_blocks) == (storage, 4)
-    choice = replace(chosen, offloaded_blocks=blocks)
-    work = make_work(config, machine, 64, 32)
-    store = offloaded_store(choice, devices.pick("cpu"), tmp_path)
-    keywords = {} if store is None else {"allocate": store.allocate, "filling": store.filling}
-    model = hf_format.load(tmp_path, getattr(torch, storage), **keywords)
-    in_fp32 = [weight for weight in model.parameters() if weight.dtype == torch.float32]  # These are norms and bias.
-    narrow = [weight for weight in model.parameters() if weight.dtype != torch.float32]
-    resident = sum(weight.nbytes for weight in narrow if weight.untyped_storage().nbytes() >= weight.nbytes)
-    resident += sum(weight.numel() for weight in in_fp32)
-    # Matrices in the file are filled up to whole pages.
-    assert 0 <= resident - resident_bytes(work, choice) <= 10 * PIECE_ALIGNMENT * blocks
-    if store is not None:
-        assert offloaded_bytes(work, choice) == sum(store.buffers.sizes)
-        assert slots_bytes(work, choice, machine) == 2 * max(size for size in store.buffers.sizes)
-        store.close()
