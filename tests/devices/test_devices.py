@@ -233,7 +233,7 @@ def test_the_capability_of_a_card_decides_the_dtype(
 
 @pytest.mark.parametrize(
     ("brand", "macos", "expected"),
-    [(b"Apple M2\0", "15.0", FP32), (b"Apple M3\0", "14.0", BF16)],
+    [(b"Apple M2\0", "15.0", FP32), (b"Apple M3\0", "14.0", BF16), (b"Apple M3\0", "13.6", FP32)],
 )
 def test_the_chip_and_the_system_of_a_mac_decide_the_dtype(
     monkeypatch: pytest.MonkeyPatch, brand: bytes, macos: str, expected: torch.dtype

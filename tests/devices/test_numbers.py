@@ -73,14 +73,13 @@ def gradients(
     model: T5,
     batches: Sequence[Batch],
     saved_blocks: int = ALL_BLOCKS,
-    dropout_rate: float = 0.0,
     compute: torch.dtype = FP32,
     storage: torch.dtype = FP32,
 ) -> list[Tensor]:
     """The loss and the gradients of all trained weights, fp32, on the host."""
     scaling = LossScaling() if compute == torch.float16 else None
     store = weight_store_for(storage, compute, (model.embedding, model.output_weight))
-    blockwise = Blockwise(model, saved_blocks, store, LossSettings(), dropout_rate, scaling=scaling)
+    blockwise = Blockwise(model, saved_blocks, store, LossSettings(), 0.0, scaling=scaling)
     micro_batches = [to_micro_batch(batch, model.config, model.embedding.device) for batch in batches]
     loss = blockwise.gradients(micro_batches, sum(batch.num_labels for batch in batches))
     scale = 1.0 if scaling is None else scaling.scale

@@ -33,17 +33,13 @@ MIB = 2**20
 ONLY_CUDA = pytest.mark.parametrize("gpu", [pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True)
 
 
-def moved(model: T5, device: Device, dtype: torch.dtype = torch.float32) -> T5:
+def moved(model: T5, device: Device) -> T5:
     """The same weights on the GPU."""
-    other = T5(model.config, device.torch_device, dtype)
+    other = T5(model.config, device.torch_device)
     with torch.no_grad():
         for mine, original in zip(other.parameters(), model.parameters(), strict=True):
             mine.copy_(original)
     return other
-
-
-def blockwise_of(model: T5, saved: int, weight_store: WeightStore | None = None, dropout: float = 0.0) -> Blockwise:
-    return Blockwise(model, saved, weight_store or WeightStore(torch.float32), LossSettings(), dropout)
 
 
 def test_rounding_compiles_and_gives_the_bits_of_the_cpu(gpu: Device) -> None:
@@ -73,7 +69,7 @@ def limited(gpu: Device) -> Iterator[Callable[[int], None]]:
 def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, limited: Callable[[int], None]) -> None:
     model = moved(small_model("t5", d_model=256, d_ff=1024, num_heads=8, d_kv=32, vocab_size=512), gpu)
     optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
-    blockwise = blockwise_of(model, 99)
+    blockwise = Blockwise(model, 99, WeightStore(torch.float32), LossSettings(), 0.0)
     update = OptimizerInBackward(optimizer)
     batch = Rectangle(64, 512, 128, 512)
 

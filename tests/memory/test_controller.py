@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -217,6 +217,7 @@ class Scripted(ProcessTree):
         self.events = list[tuple[str, dict[str, Any]]]()
         self.monitor = Monitor(limit, FakeDevice(), processes=self)
         self.first = planned(StepSettings.of(config), self.measure(), config)
+        self.first = replace(self.first, choice=replace(self.first.choice, malloc="fast"))
         self.fixed = sum(self.first.components[name] for name in ("base", "weights", "optimizer state"))
         self.controller = MemoryController(
             StepSettings.of(config),

@@ -18,9 +18,9 @@ EARLIER = ExecutionPlan(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small", h
 TURING = Machine(8 * GIB, 8 * GIB, rates=(("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13)))
 
 
-def planned(earlier: ExecutionPlan, changed: tuple[str, ...] = (), machine: Machine = TURING, **flags: Any) -> Plan:
+def planned(earlier: ExecutionPlan, changed: tuple[str, ...], **flags: Any) -> Plan:
     config = load("train", {"train_file": "x", "model_preset": "tiny", "effective_batch_size": 16, **flags})
-    return plan(config, machine, source_tokens=64, target_tokens=32, earlier=earlier, changed=changed)
+    return plan(config, TURING, source_tokens=64, target_tokens=32, earlier=earlier, changed=changed)
 
 
 SLOW: Rates = (("float32", 1e11), ("bfloat16", 2e9))
