@@ -8,7 +8,6 @@ import ast
 import copy
 import json
 import pickle
-import re
 import string
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -34,14 +33,8 @@ SOURCES = [
 ]
 
 
-# what makes a message of its sentence, what puts text on the screen, and the files whose sentences are seen there
+# what makes a message of its sentence
 MAKING = {"say", "Rule", "UserError", "DoesNotFit", "OverBudget", "RankFailed", "refuse", "Outside", "TalkFailed"}
-SHOWING = {"print", "note", "tell", "table", "lines", "warn"}
-SEEN = [
-    *(path for room in ("commands", "training") for path in (ROOT / room).rglob("*.py")),
-    *(ROOT / name for name in ("board/commands.py", "board/server.py", "trainer_low_mem.py", "train_low_mem.py")),
-]
-SENTENCE, CELL = re.compile(r"[A-Za-z]{3,} [a-z]{2,}"), re.compile(r"[a-z]+( [a-z]+)*")
 
 
 @cache
@@ -123,30 +116,6 @@ def test_every_sentence_is_translated_once(words: dict[str, str]) -> None:
     assert not set(words) - constants() - said - {f"in {phase}" for phase in PHASES}, "nobody says these any more"
     keys = [key.value for key, _ in yaml.compose((FOLDER / "zh.yaml").read_text(encoding="utf8")).value]
     assert len(keys) == len(set(keys))
-
-
-def written(node: ast.AST) -> str:
-    """Text as it stands in the code, x where a value goes; empty of anything else, such as `say(...)`."""
-    if isinstance(node, ast.BinOp):
-        return written(node.left) + written(node.right)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def test_what_is_shown_is_said() -> None:
-    """No sentence goes to the screen, and in commands no name into a table, without a chance to be translated."""
-    passed_by = []
-    seen = ((file, part) for file in SEEN for part in ast.walk(ast.parse(file.read_text(encoding="utf8"))))
-    for path, node in seen:
-        if isinstance(node, ast.Call) and node.args:
-            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            passed_by += [written(node.args[0])] if name in SHOWING and SENTENCE.search(written(node.args[0])) else []
-        elif isinstance(node, ast.Tuple) and len(node.elts) == 2 and "commands" in path.parts:
-            name, value = written(node.elts[0]), node.elts[1]
-            is_cell = CELL.fullmatch(name) and not isinstance(value, ast.Constant) and name != "torch"
-            passed_by += [name] if is_cell else []
-    assert not passed_by
 
 
 def advice_of(meanings: Iterable[object]) -> Iterator[str]:

@@ -120,16 +120,6 @@ def test_mps_is_taken_where_the_hardware_has_it_whatever_torch_claims(
             devices.pick("mps")
 
 
-def test_a_gpu_that_is_here_and_not_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaDevice, "why_missing", lambda: "this build of torch has no CUDA")
-    assert passed_over("auto", CpuDevice(), tmp_path) == []
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "nvidiactl").touch()
-    (note,) = passed_over("auto", CpuDevice(), tmp_path)
-    assert "this build of torch has no CUDA" in note
-    assert passed_over("cpu", CpuDevice(), tmp_path) == [], "as asked"
-
-
 # --- memory
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from common.units import MIB
 from memory.answers import AnswerBatch, HeldModel, first_that_fits, rungs, storage_dtypes
-from memory.monitor import HostAlone, Monitor
-from memory.processes import Usage
 from settings.declared import T5ModelConfig
 from tests.measuring import in_child
-from training.evaluation.answers import AnswerBudget
 
 SHAPE = T5ModelConfig(vocab_size=4096, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_decoder_layers=4, num_heads=8)
 CHILD = """
@@ -79,19 +75,3 @@ def test_less_memory_means_narrower_weights_and_at_last_few_blocks_in_a_file() -
     assert rung(tight, "no") == ("float32", "small", 4)
     assert rung(whole, folders=("file",)) == ("float32", "small", 6)
     assert rung(100 * MIB) is None
-
-
-def test_what_is_measured_beyond_a_prediction_counts_for_the_next_batches() -> None:
-    sizes = iter((100, 130, 130, 90, 90))
-    processes = SimpleNamespace(usage=lambda: Usage(next(sizes, 90), 0))
-    monitor = Monitor(200, HostAlone(), processes=processes)  # type: ignore[arg-type]
-    budget = AnswerBudget(lambda batch: {"base": 60, "rows": 10 * batch.rows}, 200, monitor)
-    many = AnswerBatch(16, 8, 8)
-    assert budget.rows(many) == 14
-    with budget.measuring(AnswerBatch(4, 8, 8)):
-        pass
-    assert budget.excess_bytes == 30 and budget.rows(many) == 11
-    budget.excess_bytes = 1000
-    assert budget.rows(many) == 1  # A batch that has begun is finished.
-    budget.budget_bytes = 60
-    assert budget.rows(many) == 0

@@ -14,13 +14,6 @@ from settings.errors import UserError
 from settings.loading import load
 
 Rates = tuple[tuple[str, float], ...]
-EARLIER = ExecutionPlan(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small", hold_gradients=True)
-TURING = Machine(8 * GIB, 8 * GIB, rates=(("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13)))
-
-
-def planned(earlier: ExecutionPlan, changed: tuple[str, ...], **flags: Any) -> Plan:
-    config = load("train", {"train_file": "x", "model_preset": "tiny", "effective_batch_size": 16, **flags})
-    return plan(config, TURING, source_tokens=64, target_tokens=32, earlier=earlier, changed=changed)
 
 
 SLOW: Rates = (("float32", 1e11), ("bfloat16", 2e9))
@@ -56,13 +49,6 @@ def test_a_run_that_no_longer_fits_in_its_dtypes_says_what_it_goes_on_in() -> No
     chosen = on(SLOW, WIDE, 520 * MIB, weights_in="device")
     assert (chosen.choice.storage, chosen.choice.compute) == MIXED
     assert "no longer fits here: it continues with bfloat16 storage" in " ".join(chosen.reasons)
-
-
-def test_a_size_that_is_changed_goes_before_the_earlier_one() -> None:
-    name = "batch_size_per_gpu"
-    assert getattr(planned(EARLIER, (name,), **{name: 4}).choice, name) == 4
-    same = getattr(EARLIER, name)
-    assert planned(EARLIER, (name,), **{name: same, "mixed_precision": "fp16"}).choice == EARLIER
 
 
 GPU = Machine(

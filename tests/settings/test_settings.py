@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from settings.declared import COMMANDS, flags_of
 from settings.errors import UserError
-from settings.fields import declared, parse, read_settings_file, setting
+from settings.fields import read_settings_file
 from settings.loading import load
 from settings.names import LONGEST_NAME, LONGEST_NAME_BYTES, name_problem
 from settings.precedence import aliases
 from settings.program import needs
-
-
-def field_of(annotation: str, **facts: Any) -> dataclasses.Field[Any]:
-    group = dataclasses.make_dataclass("Group", [("x", annotation, setting(None, "help", **facts))])
-    return declared(dataclasses.fields(group)[0])
-
-
-@pytest.mark.parametrize(
-    ("facts", "word", "value"),
-    [
-        (dict(annotation="int"), "1e3", 1000),
-        (dict(annotation="int"), "9007199254740993", 9007199254740993),  # A float cannot hold it exactly.
-        (dict(annotation="Size"), "1.5GiB", 3 * 2**29),
-        (dict(annotation="str", choices=("cosine",)), "Cosine", "cosine"),
-        (dict(annotation="int | Auto"), " AUTO ", "auto"),
-        (dict(annotation="str | None"), "", None),
-    ],
-)
-def test_values(facts: dict[str, Any], word: object, value: object) -> None:
-    parsed = parse(field_of(**facts), word)
-    assert parsed == value and type(parsed) is type(value)
 
 
 def test_a_size_without_its_unit_is_asked_about() -> None:
@@ -59,22 +36,6 @@ def test_a_value_that_repeats_itself_is_not_printed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--max_steps") as caught:
         load("train", {"config": str(tmp_path / "a.yaml")})
     assert len(str(caught.value)) < 5000
-
-
-@pytest.mark.parametrize(
-    ("command", "flag", "value", "advice"),
-    [
-        ("train", "lr", "1e-4", "--learning_rate=1e-4"),
-        ("train", "model_path", "folder", "--finetune_from=folder"),
-        ("chat", "model_path", "folder", "--model=folder"),
-        ("train", "streaming", "True", "omit it"),
-        ("merge", "lr", "1", "--help"),  # It has nothing of the kind.
-        ("train", "weights_decay_rate_of_mine", "1", "--help"),  # It is like nothing there is.
-    ],
-)
-def test_flags_of_other_programs_are_answered_with_ours(command: str, flag: str, value: str, advice: str) -> None:
-    with pytest.raises(UserError, match=f"--{flag}: .*{advice}"):
-        load(command, {flag: value})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
