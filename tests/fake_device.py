@@ -56,8 +56,6 @@ class FakeDevice(Device):
         capacity_bytes: what it can give; 0: no memory of its own, like the CPU.
         flavour: key of `OUT_OF_MEMORY`; what it raises when it is full.
         separate: whether its memory lies outside the RAM.
-        block_bytes: every allocation is rounded up to this.
-        fragments: whether released memory serves only what fits into one of the blocks that it was, until `cleanup`.
         name: as the program sees it; "cpu" where Accelerate has to take it for one.
     """
 
@@ -68,44 +66,27 @@ class FakeDevice(Device):
         capacity_bytes: int = 0,
         flavour: str = "cuda",
         separate: bool = True,
-        block_bytes: int = 1,
-        fragments: bool = False,
         name: str = "fake",
     ) -> None:
         super().__init__(torch.device("cpu"))
-        self.capacity_bytes, self.flavour, self.block_bytes = capacity_bytes, flavour, block_bytes
+        self.capacity_bytes, self.flavour = capacity_bytes, flavour
         self.is_separate_memory = separate and capacity_bytes > 0
-        self.fragments, self.name = fragments, name
+        self.name = name
         self.used_bytes = self.held_bytes = self.peak_bytes = self.cleanups = 0
         self.limit_bytes: int | None = None
-        self._holes: list[int] = []  # blocks that were released
 
     def allocate(self, size_bytes: int) -> int:
         """Take memory; idle blocks are used first. Returns what was taken, for `release`."""
-        size = -(-size_bytes // self.block_bytes) * self.block_bytes
-        if not self._has_room(size):
+        if self.used_bytes + size_bytes > min(self.capacity_bytes, self.limit_bytes or self.capacity_bytes):
             raise OUT_OF_MEMORY[self.flavour](size_bytes)
-        self.used_bytes += size
-        self.held_bytes = max(self.held_bytes, self.used_bytes + (sum(self._holes) if self.fragments else 0))
+        self.used_bytes += size_bytes
+        self.held_bytes = max(self.held_bytes, self.used_bytes)
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        return size
-
-    def _has_room(self, size: int) -> bool:
-        top = min(self.capacity_bytes, self.limit_bytes or self.capacity_bytes)
-        if not self.fragments:
-            return self.used_bytes + size <= top
-        fitting = min((hole for hole in self._holes if hole >= size), default=None)
-        if fitting is None:
-            return self.used_bytes + sum(self._holes) + size <= top
-        self._holes.remove(fitting)
-        if fitting > size:
-            self._holes.append(fitting - size)
-        return True
+        return size_bytes
 
     def release(self, size_bytes: int) -> None:
         """Give memory back to the device's cache, where it stays until `cleanup`."""
         self.used_bytes -= size_bytes
-        self._holes.append(size_bytes)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -141,7 +122,6 @@ class FakeDevice(Device):
     def cleanup(self) -> None:
         self.cleanups += 1
         self.held_bytes = self.used_bytes
-        self._holes.clear()
 
     def synchronize(self) -> None:
         return None
