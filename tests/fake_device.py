@@ -69,17 +69,15 @@ class FakeDevice(Device):
         name: str = "fake",
     ) -> None:
         super().__init__(torch.device("cpu"))
-        self.capacity_bytes, self.flavour, self.name = capacity_bytes, flavour, name
+        self.capacity_bytes, self.flavour = capacity_bytes, flavour
         self.is_separate_memory = separate and capacity_bytes > 0
-        self.used_bytes = self.held_bytes = self.peak_bytes = self.cleanups = self.allocations = 0
+        self.name = name
+        self.used_bytes = self.held_bytes = self.peak_bytes = self.cleanups = 0
         self.limit_bytes: int | None = None
-        self._refused: set[int] = set()
 
     def allocate(self, size_bytes: int) -> int:
-        """Take memory; what is idle is used first. Returns what was taken, for `release`."""
-        self.allocations += 1
-        top = min(self.capacity_bytes, self.limit_bytes or self.capacity_bytes)
-        if self.allocations in self._refused or self.used_bytes + size_bytes > top:
+        """Take memory; idle blocks are used first. Returns what was taken, for `release`."""
+        if self.used_bytes + size_bytes > min(self.capacity_bytes, self.limit_bytes or self.capacity_bytes):
             raise OUT_OF_MEMORY[self.flavour](size_bytes)
         self.used_bytes += size_bytes
         self.held_bytes = max(self.held_bytes, self.used_bytes)
@@ -89,10 +87,6 @@ class FakeDevice(Device):
     def release(self, size_bytes: int) -> None:
         """Give memory back to the device's cache, where it stays until `cleanup`."""
         self.used_bytes -= size_bytes
-
-    def refuse(self, *later: int) -> None:
-        """Refuse single allocations although there is room: the n-th from now, counted from 1, for each n."""
-        self._refused |= {self.allocations + number for number in later}
 
     @contextmanager
     def watched(self) -> Iterator[None]:

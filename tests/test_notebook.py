@@ -73,16 +73,6 @@ def test_they_are_the_ones_that_are_made(script: ModuleType) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_the_example_runs(script: ModuleType) -> None:
-    pytest.importorskip("nbclient")
-    done = script.execute(script.notebook("notebook"))
-    assert kinds(done.cells) == kinds(committed("notebook"))
-    (losses,) = [cell.outputs[0]["text"] for cell in done.cells if "callbacks=[say]" in cell.source]
-    assert losses.startswith("step  0: evaluation loss 6.") and "step 60:" in losses
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["colab", "kaggle"])

@@ -12,25 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from frugalt5.checkout import rewritten
 from settings.help import VERSION
 from settings.program import IN_VENV
-from tests.training.small_trained import save_trained
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
 # of the tree, in no wheel
 LEFT_OUT = {"tests", "benchmarks", "docs", "frugalt5", "setup.py"}
-IMPORTS = {
-    "import config": "import frugalt5.config as config",
-    "import os, config, data.rows as r  # config": "import os, frugalt5.config as config, frugalt5.data.rows as r  # config",
-    "def f():\n    import data.rows; s = 'import data'": "def f():\n    import frugalt5.data.rows, frugalt5.data as data; s = 'import data'",
-    "s = '设置'; from config import (\n    a,  # from config\n    b)": "s = '设置'; from frugalt5.config import (\n    a,  # from config\n    b)",
-    "if x:\n    from \\\n data.rows import *": "if x:\n    from \\\n frugalt5.data.rows import *",
-    "from . import config": "from . import config",
-    "from configparser import data\nimport database": "from configparser import data\nimport database",
-    '"""\nimport data\n"""': '"""\nimport data\n"""',
-}
 # a process with modules of its own whose names are those of a checkout, imported before or after
 THEIRS = "import config, data.rows, model"
 OURS = (
@@ -75,11 +63,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("build_wheel", tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.mark.parametrize("source", IMPORTS)
-def test_an_import_is_rewritten_where_it_stands(source: str) -> None:
-    assert rewritten(source, {"config", "data"}) == IMPORTS[source]
-
-
 @pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
 def test_modules_of_the_users_own_stay_theirs(hook: str, wheel: Path, tmp_path: Path) -> None:
     python, site = environment(tmp_path / "env")
@@ -111,18 +94,6 @@ def test_the_wheel_holds_the_program_below_one_name(wheel: Path) -> None:
     )
     wanted |= {f"frugalt5/{path}" for path in beside}
     assert not wanted - names and "frugalt5/setup.py" not in names
-
-
-def test_a_model_answers_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
-    python, site = environment(tmp_path / "env")
-    zipfile.ZipFile(wheel).extractall(site)
-    folder = save_trained(tmp_path / "model")
-    words = (
-        f"from frugalt5 import Model; (answer,) = Model({str(folder)!r}, device='cpu').answer(['hello']); assert answer"
-    )
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([str(python), "-c", words], cwd=tmp_path, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

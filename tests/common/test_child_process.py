@@ -40,10 +40,6 @@ def counting(first: int) -> object:
     return lambda step: (first + step, os.getpid())
 
 
-def test_a_call_gives_what_the_function_gives() -> None:
-    assert call(os.path.join, "a", "b") == "a/b" == call("os.path:join", "a", "b")
-
-
 @pytest.mark.parametrize("kind", [UserError, DoesNotFit])
 def test_an_error_of_the_user_keeps_its_kind_and_its_problems(kind: type[UserError]) -> None:
     with pytest.raises(kind) as caught:

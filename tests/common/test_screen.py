@@ -12,7 +12,6 @@ import pytest
 
 import train_low_mem
 from common.screen import GuardedStream, guard, raw
-from training.report.progress import Progress
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\x08\x7f\u202egnp"
 
@@ -45,17 +44,6 @@ def test_a_terminal_is_guarded_and_a_pipe_gets_answers_as_they_are(monkeypatch: 
     assert pipe.getvalue() == HOSTILE + "\n"
 
 
-@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
-def test_samples_and_notes_are_shown(kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream = kind()
-    progress = Progress(1, stream=stream)
-    progress.sample(HOSTILE, HOSTILE, HOSTILE)
-    progress.note(HOSTILE)
-    progress.table("t", [(HOSTILE, HOSTILE)])
-    assert not commands(stream.getvalue()) and "owned" in stream.getvalue()
-
-
 def test_an_error_that_quotes_data_and_names_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,19 +53,3 @@ def test_an_error_that_quotes_data_and_names_is_shown(
     code = train_low_mem.main(["prepare", f"--train_file={name}", "--objective=span"])
     message = "".join(capsys.readouterr())
     assert code == 2 and "owned" in message and not commands(message)
-
-
-def test_a_panic_of_a_library_is_a_crash_that_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class PanicException(BaseException):
-        pass
-
-    def panic(arguments: list[str]) -> int:
-        raise PanicException(HOSTILE)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train_low_mem, "_dispatch", panic)
-    assert train_low_mem.main(["plan"]) == 1
-    message = capsys.readouterr().err
-    assert "unexpected PanicException" in message and not commands(message)

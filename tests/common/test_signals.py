@@ -11,19 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from common.child_process import call
-
 ROOT = Path(__file__).resolve().parents[2]
 SIGNAL = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
 # where it comes: the module that is imported then, and what stands in it
 MOMENTS = {
     "the first imports": ("difflib", SIGNAL),
     "torch": ("torch", SIGNAL),
-    "torch, made an error of another kind": (
-        "torch",
-        f"try:\n    {SIGNAL.splitlines()[0]}\n    {SIGNAL.splitlines()[1]}\nexcept KeyboardInterrupt:\n    raise "
-        f"ImportError('numpy')",
-    ),
     "where nobody catches": ("torch", "class Lock:\n    def __del__(self):\n        raise KeyboardInterrupt\nLock()"),
     "after the end": ("torch", f"import atexit\natexit.register(exec, {SIGNAL!r}, {{}})\nraise SystemExit(0)"),
 }
@@ -47,16 +40,6 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, moment: str) -> None:
     if moment == "the first imports":
         second = interrupted(tmp_path, *MOMENTS[moment], RANK="1")
         assert (second.returncode, second.stderr) == (130, ""), "the first process of a launch tells"
-
-
-def test_a_child_leaves_the_word_to_its_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "pickle.py").write_text("raise KeyboardInterrupt")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(KeyboardInterrupt):
-        call(os.getpid)
-    assert capfd.readouterr().err == ""
 
 
 def test_other_errors_keep_their_traceback(tmp_path: Path) -> None:

@@ -9,24 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.terminal import paragraphs, width
-
 ROOT = Path(__file__).resolve().parents[2]
-FETCH = "`hf download google/flan-t5-small --local-dir models/flan-t5-small`"
-PROBLEM = (
-    f"  --finetune_from = nowhere, no such folder; give a folder with a model, such as {FETCH} fetches\n  python "
-    f"train_low_mem.py train --is_keep_training=True --run_name=one"
-)
-
-
-@pytest.mark.parametrize("columns", [30, 100])
-def test_a_refusal_is_broken_between_words_and_commands_stay_whole(columns: int) -> None:
-    first, *following = lines = paragraphs(PROBLEM, columns)
-    assert first.startswith("  --finetune_from = nowhere,") and following[-1] == PROBLEM.splitlines()[1]
-    assert " ".join(" ".join(lines[:-1]).split()) == PROBLEM.splitlines()[0].strip()
-    assert any(FETCH in line for line in lines) and "\ue000" not in "".join(lines)
-    assert all(width(line) <= columns or FETCH in line for line in lines[:-1])
-    assert all(line.startswith("    ") for line in following[:-1])
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no terminals")

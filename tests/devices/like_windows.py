@@ -29,74 +29,20 @@ from typing import Any
 import psutil
 
 # On Windows libraries take other paths, which need Windows: they are imported as what they are.
-LIBRARIES = [
-    "numpy",
-    "torch",
-    "torch.distributed",
-    "pyarrow",
-    "pyarrow.parquet",
-    "pyarrow.csv",
-    "pyarrow.json",
-    "pyarrow.fs",
-    "pyarrow.dataset",
-    "tokenizers",
-    "safetensors.torch",
-    "accelerate",
-    "loguru",
-    "rich.live",
-    "rich.table",
-    "rich.progress_bar",
-    "filelock",
-    "fire",
-    "yaml",
-]
+LIBRARIES = """
+numpy torch torch.distributed pyarrow pyarrow.parquet pyarrow.csv pyarrow.json pyarrow.fs pyarrow.dataset
+tokenizers safetensors.torch accelerate loguru rich.live rich.table rich.progress_bar filelock fire yaml
+"""
 MODULES = ("resource", "fcntl", "termios", "pwd", "grp", "syslog", "pty", "tty", "readline")
 # a fork through subprocess stays possible: Windows starts processes in its own way
-FUNCTIONS = [
-    "fork",
-    "forkpty",
-    "sysconf",
-    "sched_getaffinity",
-    "sched_setaffinity",
-    "posix_fadvise",
-    "posix_fallocate",
-    "killpg",
-    "setsid",
-    "getpgid",
-    "setpgid",
-    "getuid",
-    "geteuid",
-    "getgid",
-    "getloadavg",
-    "mkfifo",
-    "nice",
-    "uname",
-    "register_at_fork",
-    "fchmod",
-    "fchown",
-    "chown",
-    "sync",
-    "wait3",
-    "wait4",
-    "pread",
-    "pwrite",
-    "getresuid",
-    "O_DIRECTORY",
-    "O_CLOEXEC",
-]
-SIGNALS = [
-    "SIGKILL",
-    "SIGHUP",
-    "SIGUSR1",
-    "SIGUSR2",
-    "SIGCHLD",
-    "SIGPIPE",
-    "SIGALRM",
-    "SIGSTOP",
-    "SIGCONT",
-    "SIGQUIT",
-    "alarm",
-]
+FUNCTIONS = """
+fork forkpty sysconf sched_getaffinity sched_setaffinity posix_fadvise posix_fallocate killpg setsid getpgid
+setpgid getuid geteuid getgid getloadavg mkfifo nice uname register_at_fork fchmod fchown chown sync wait3
+wait4 pread pwrite getresuid O_DIRECTORY O_CLOEXEC
+"""
+SIGNALS = """
+SIGKILL SIGHUP SIGUSR1 SIGUSR2 SIGCHLD SIGPIPE SIGALRM SIGSTOP SIGCONT SIGQUIT alarm
+"""
 HIDDEN = ("/proc", "/sys", "/dev/nvidia")
 
 
@@ -121,20 +67,19 @@ def _without_library(name: Any, *arguments: Any, **options: Any) -> Any:
 
 
 REAL_LIBRARY = ctypes.CDLL
-REAL_PLATFORM = sys.platform
 
 
 def become_windows() -> None:
     """Take everything away, for good."""
-    for library in LIBRARIES:
+    for library in LIBRARIES.split():
         importlib.import_module(library)
     tell = psutil.Process.memory_info
     for name in MODULES:
         sys.modules[name] = None  # type: ignore[assignment]
-    for name in FUNCTIONS:
+    for name in FUNCTIONS.split():
         if hasattr(os, name):
             delattr(os, name)
-    for name in SIGNALS:
+    for name in SIGNALS.split():
         if hasattr(signal, name):
             delattr(signal, name)
     ctypes.CDLL = _without_library  # type: ignore[assignment,misc]

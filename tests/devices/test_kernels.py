@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import devices
 from devices import processor
 from devices.kernels import build, calls
 from devices.kernels.build import NoKernels
@@ -44,27 +42,15 @@ def test_they_are_made_once_for_each_processor_and_never_by_others(
     assert build.library(environ) == path
 
 
-def test_what_is_missing_for_them_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "which", lambda name: None)
-        with pytest.raises(NoKernels, match="gcc"):
-            build.compiler_of({})
-        assert build.why_impossible({})
-    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(NoKernels, match="OpenMP"):
-        build.openmp_runtime()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="compiles under Linux alone")
-@pytest.mark.parametrize("fault", ["compiler fails", "compiler does not start", "no place"])
+@pytest.mark.parametrize("fault", ["compiler fails", "no place"])
 def test_where_they_cannot_be_made_torch_computes(tmp_path: Path, fault: str) -> None:
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     if fault == "no place":
         (tmp_path / "frugalt5").write_text("in the way")
     else:
         environ["CC"] = str(tmp_path / "cc")
-        head = "#!/bin/sh\n[ $1 = --version ] || exit 1\n" if fault == "compiler fails" else "no program"
-        (tmp_path / "cc").write_text(head)
+        (tmp_path / "cc").write_text("#!/bin/sh\n[ $1 = --version ] || exit 1\n")
         (tmp_path / "cc").chmod(0o755)
     with pytest.raises(NoKernels):
         build.library(environ)
@@ -73,19 +59,6 @@ def test_where_they_cannot_be_made_torch_computes(tmp_path: Path, fault: str) ->
     words = "from devices.kernels import calls; assert calls.kernels() is None; print(calls.why_none())"
     done = subprocess.run([sys.executable, "-c", words], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr
-
-
-def test_a_kernel_without_memory_for_its_scratch_is_out_of_memory() -> None:
-    with pytest.raises(MemoryError) as caught:
-        calls._check(1)
-    assert devices.pick("cpu").is_out_of_memory(caught.value)
-
-
-def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kernels.so").write_text("no library")
-    monkeypatch.setattr(calls, "library_here", lambda: (tmp_path / "kernels.so", None))
-    kernels, reason = calls._loaded.__wrapped__()
-    assert kernels is None and reason and "kernels.so" in reason
 
 
 @needs_kernels

@@ -10,25 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from devices import machine_file
-from devices.cores import computing_threads, usable_cores
 from devices.cpu import CpuDevice
 from devices.environment import HIGH, LOW, PRODUCT_CACHES, prepare_environment
 from devices.machine_file import keep, read
-from devices.malloc import TUNINGS, tune_malloc
+from devices.malloc import TUNINGS
 from devices.processor import (
     AMX_BF16,
     ARM_BF16,
-    ARM_PLAIN,
     AVX2,
     AVX512,
-    AVX512_BF16,
     Processor,
     class_of,
-    here,
-    name_of,
 )
 from devices.sizes import MALLOCS
 from memory.processes import has_proc
@@ -43,14 +37,9 @@ ARM = frozenset({"asimd", "bf16", "i8mm"})
     ("flags", "machine", "variables", "expected"),
     [
         (frozenset(), "x86_64", {}, AVX2),
-        (BF16, "AMD64", {}, AVX512_BF16),
         (AMX, "x86_64", {}, AMX_BF16),
         (ARM, "aarch64", {}, ARM_BF16),
-        (ARM - {"i8mm"}, "arm64", {}, ARM_PLAIN),
-        (AMX, "x86_64", {"ONEDNN_MAX_CPU_ISA": "avx2_vnni_2"}, AVX2),
         (AMX, "x86_64", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, AVX512),
-        (AMX, "x86_64", {"ONEDNN_MAX_CPU_ISA": "AVX10_1_512"}, AVX512_BF16),
-        (AMX, "x86_64", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, AMX_BF16),
         (AMX, "x86_64", {"ONEDNN_MAX_CPU_ISA": "no such word"}, AMX_BF16),
         (AMX, "x86_64", {"ATEN_CPU_CAPABILITY": "avx2"}, AVX2),
     ],
@@ -59,28 +48,6 @@ def test_flags_decide_the_class_and_the_environment_lowers_it(
     flags: frozenset[str], machine: str, variables: dict[str, str], expected: Processor
 ) -> None:
     assert class_of(flags, variables, machine) == expected
-
-
-def test_the_kernel_is_asked_and_torch_where_it_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, has in (
-        ("_is_avx512_supported", True),
-        ("_is_avx512_bf16_supported", True),
-        ("_is_amx_tile_supported", False),
-    ):
-        monkeypatch.setattr(torch.cpu, name, lambda has=has: has, raising=False)
-    assert here({}, tmp_path, "AMD64") == AVX512_BF16
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cpuinfo").write_text("model name\t: Test CPU\nflags\t\t: fpu avx2 avx512f\n")
-    assert here({}, tmp_path, "x86_64") == AVX512 and name_of(tmp_path) == "Test CPU"
-
-
-def test_threads_are_asked_for_else_said_else_one_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
-    assert computing_threads(7) == 7 and computing_threads() == 5
-    monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    for real, threads in ((1, 1), (1000, usable_cores()), (None, usable_cores())):
-        monkeypatch.setattr("psutil.cpu_count", lambda logical, real=real: real)
-        assert computing_threads() == threads
 
 
 # --- the file of speeds
@@ -118,29 +85,6 @@ def test_a_broken_file_is_no_file_and_is_mended(speed_file: Path) -> None:
     assert read("cpu: a") is not None
 
 
-def test_where_nothing_can_be_written_the_figures_still_serve(
-    speed_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    speed_file.parent.parent.mkdir(parents=True)
-    speed_file.parent.write_text("no folder")
-    assert keep("cpu: a", "a", 1, {"float32": 1e9}).rates == {"float32": 1e9} and read("cpu: a") is None
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", no_home)
-    assert keep("cpu: a", "a", 1, {"float32": 1e9}).rates == {"float32": 1e9} and read("cpu: a") is None
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/someone"))
-    assert machine_file.location() == Path("/home/someone/.cache/frugalt5/machine.json")
-
-
-def test_a_disk_has_rates_of_its_own_by_where_it_is_mounted(speed_file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "not yet there"
-    assert machine_file.disk_rates(folder) is None
-    machine_file.keep_disk(folder, 2e9, 1e9)
-    assert machine_file.disk_rates(tmp_path) == (2e9, 1e9) == machine_file.disk_rates(folder)
-
-
 # --- variables that are set before torch is imported
 
 
@@ -170,18 +114,6 @@ def test_blocks_of_any_length_share_a_range_on_cuda_whatever_torch_calls_that(tm
         environ = prepared(tmp_path, "linux", version)
         assert environ[name] == "expandable_segments:True" and other not in environ
     assert new not in prepared(tmp_path, "linux", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64")
-
-
-def test_one_watermark_of_the_user_moves_the_other(tmp_path: Path) -> None:
-    """torch refuses low above high."""
-    for name, value, high, low in (
-        (HIGH, "0.4", "0.4", 0.3),
-        (LOW, "1.4", "1.4", 1.4),
-        (HIGH, "0.0", "0.0", 0.6),
-        (HIGH, "much", "much", 0.6),
-    ):
-        ratios = prepared(tmp_path, "darwin", **{name: value})
-        assert ratios[HIGH] == high and float(ratios[LOW]) == pytest.approx(low)
 
 
 def output_of(program: str, *arguments: str, folder: Path = ROOT, **environ: str) -> list[str]:
@@ -215,20 +147,6 @@ def test_a_mac_has_them_before_torch_is_imported(tmp_path: Path) -> None:
     assert words_found == ["0.5", "1"]
 
 
-def test_a_notebook_has_them_before_torch_is_imported_and_knows_where_torch_was_first() -> None:
-    watch = (
-        "import os, sys\n"
-        "class Watch:\n"
-        "    def find_spec(self, name, *rest):\n"
-        "        if name == 'torch': print(*(os.environ.get(each) for each in sys.argv[1:]))\n"
-        "sys.meta_path.insert(0, Watch())\n"
-        "import trainer_low_mem\n"
-        "print(trainer_low_mem.IS_UNBOUNDED)\n"
-    )
-    assert output_of(watch, *PRODUCT_CACHES) == [*PRODUCT_CACHES.values(), "False"]
-    assert output_of("import torch, trainer_low_mem\nprint(trainer_low_mem.IS_UNBOUNDED)") == ["True"]
-
-
 # --- malloc
 
 PROGRAM = """
@@ -258,33 +176,3 @@ def test_small_returns_freed_blocks_at_once_and_the_others_when_trimmed(tuning: 
     full, freed, trimmed = (int(word) / 2**20 for word in output_of(PROGRAM, tuning, PYTHONHASHSEED="0", **FOREIGN))
     assert full > 76 and trimmed < 8
     assert freed < 8 if tuning == "small" else freed > 16
-
-
-EXCESS = """
-import os, sys
-from devices.malloc import HeapTrimmer, tune_malloc
-from memory.processes import usage_of
-
-tune_malloc(sys.argv[1])
-heap = HeapTrimmer(sys.argv[1])
-blocks = [b"x" * 2**18 for _ in range(320)]
-for every in (40, 8, 2):
-    heap.trim_excess(heap.used_bytes())
-    before = usage_of([os.getpid()]).anon_bytes
-    del blocks[::every]
-    heap.trim_excess(heap.used_bytes())
-    print(before - usage_of([os.getpid()]).anon_bytes)
-"""
-
-
-@pytest.mark.skipif(not has_proc() or sys.platform != "linux", reason="no glibc or no /proc here")
-@pytest.mark.parametrize(("tuning", "is_returned"), [("fast", (False, True, True)), ("untrimmed", (False,) * 3)])
-def test_what_is_free_is_returned_where_it_is_much_beside_what_is_in_use(
-    tuning: str, is_returned: tuple[bool, ...]
-) -> None:
-    assert tuple(float(size) > 2**22 for size in output_of(EXCESS, tuning, PYTHONHASHSEED="0")) == is_returned
-
-
-def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devices.malloc._libc", lambda: None)
-    assert not tune_malloc("small")

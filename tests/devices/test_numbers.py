@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,15 +23,7 @@ from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.step import to_micro_batch
 from engine.weights import weight_store_for
-from model import hf_format
-from model.attention import attend
-from model.decoding.generation import generate
-from model.dropout import Dropout
-from model.int4 import INT4
-from model.lora.adapter import add_adapters
-from model.lora.form import LoraSettings
 from model.loss import LossSettings
-from model.rows import side_by_side
 from model.t5 import T5
 from settings.declared import T5ModelConfig
 
@@ -55,7 +46,6 @@ RAGGED = ((128, 3), (5, 30), (77, 11), (31, 31), (96, 1), (128, 30))
 ALL_BLOCKS = 99
 EXACT = 1e-4
 UPDATED = 1e-3  # after four updates
-KINKED = 2e-2  # The order of a sum may turn an input of ReLU from just below zero to just above it; seen up to 5e-3.
 NARROW = {torch.bfloat16: 2e-2, torch.float16: 1e-2}
 DEEP = 1.5  # times `NARROW` for the gradients of a whole model, which a CPU in bf16 reaches too
 
@@ -83,14 +73,13 @@ def gradients(
     model: T5,
     batches: Sequence[Batch],
     saved_blocks: int = ALL_BLOCKS,
-    dropout_rate: float = 0.0,
     compute: torch.dtype = FP32,
     storage: torch.dtype = FP32,
 ) -> list[Tensor]:
     """The loss and the gradients of all trained weights, fp32, on the host."""
     scaling = LossScaling() if compute == torch.float16 else None
     store = weight_store_for(storage, compute, (model.embedding, model.output_weight))
-    blockwise = Blockwise(model, saved_blocks, store, LossSettings(), dropout_rate, scaling=scaling)
+    blockwise = Blockwise(model, saved_blocks, store, LossSettings(), 0.0, scaling=scaling)
     micro_batches = [to_micro_batch(batch, model.config, model.embedding.device) for batch in batches]
     loss = blockwise.gradients(micro_batches, sum(batch.num_labels for batch in batches))
     scale = 1.0 if scaling is None else scaling.scale
@@ -98,36 +87,22 @@ def gradients(
 
 
 @pytest.mark.parametrize(
-    ("shape", "lengths", "saved_blocks", "tolerance"),
+    ("shape", "lengths", "saved_blocks"),
     [
-        pytest.param(SMOOTH, EQUAL, ALL_BLOCKS, EXACT, id="equal rows"),
-        pytest.param(SMOOTH, RAGGED, 0, EXACT, id="ragged rows, recomputed"),
-        pytest.param(RELU, RAGGED, ALL_BLOCKS, KINKED, id="relu"),
-        pytest.param(UMT5, RAGGED, ALL_BLOCKS, EXACT, id="untied head, bias in every layer"),
+        pytest.param(SMOOTH, EQUAL, ALL_BLOCKS, id="equal rows"),
+        pytest.param(SMOOTH, RAGGED, 0, id="ragged rows, recomputed"),
+        pytest.param(UMT5, RAGGED, ALL_BLOCKS, id="untied head, bias in every layer"),
     ],
 )
 def test_loss_and_gradients_are_those_of_the_cpu(
-    device: Device, shape: T5ModelConfig, lengths: Sequence[tuple[int, int]], saved_blocks: int, tolerance: float
+    device: Device, shape: T5ModelConfig, lengths: Sequence[tuple[int, int]], saved_blocks: int
 ) -> None:
     use(False)
     expected = gradients(T5(shape).initialise(0), batches_of(shape, lengths))
     use(True)
     model = T5(shape).initialise(0).to(device.torch_device)
     ours = gradients(model, batches_of(shape, lengths, 1 if saved_blocks else 2), saved_blocks)
-    assert relative_error(ours, expected) < tolerance
-
-
-@pytest.mark.parametrize("lengths", [EQUAL, RAGGED])
-def test_a_block_that_is_recomputed_drops_the_same(device: Device, lengths: Sequence[tuple[int, int]]) -> None:
-    """Each device draws by itself what is dropped, so it is compared with itself."""
-    model = T5(SMOOTH).initialise(0).to(device.torch_device)
-    batches = batches_of(SMOOTH, lengths)
-    saved = gradients(model, batches, ALL_BLOCKS, dropout_rate=0.3)
-    model.zero_grad()
-    recomputed = gradients(model, batches, 0, dropout_rate=0.3)
-    model.zero_grad()
-    whole = gradients(model, batches)
-    assert relative_error(recomputed, saved) < EXACT < relative_error(recomputed, whole)
+    assert relative_error(ours, expected) < EXACT
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -148,42 +123,6 @@ def test_narrow_gradients_are_near_those_of_fp32(device: Device, dtype: torch.dt
     assert relative_error([our_loss, together], [loss, expected_together]) < DEEP * NARROW[dtype]
 
 
-@pytest.mark.parametrize("dtype", [FP32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("queries", "keys", "has_bias"), [(512, 512, True), (114, 512, True), (112, 512, False), (24, 96, False)]
-)
-def test_attention_and_its_gradients_are_those_of_the_cpu(
-    device: Device, queries: int, keys: int, has_bias: bool, dtype: torch.dtype
-) -> None:
-    if dtype not in device.fast_dtypes():
-        pytest.skip(f"{dtype} is not fast here")
-    generator = torch.Generator().manual_seed(0)
-    num_rows = 4
-    num_heads = 8
-    head_size = 64
-    q = torch.randn(num_rows, queries, num_heads, head_size, generator=generator) / head_size**0.5
-    k = torch.randn(num_rows, keys, num_heads, head_size, generator=generator)
-    v = torch.randn(num_rows, keys, num_heads, head_size, generator=generator)
-    bias = torch.randn(num_heads, 2 * max(queries, keys) - 1, generator=generator)
-    out_gradient = torch.randn(q.shape, generator=generator)
-
-    def attended(where: torch.device, kind: torch.dtype) -> list[Tensor]:
-        inputs = [tensor.to(where, kind).requires_grad_() for tensor in (q.clone(), k.clone(), v.clone())]
-        table = bias.clone().to(where).requires_grad_() if has_bias else None
-        query_rows, key_rows = (side_by_side((length,) * num_rows) for length in (queries, keys))
-        query, key, value = (side.flatten(x) for side, x in zip((query_rows, key_rows, key_rows), inputs, strict=True))
-        rows = (query_rows, key_rows)
-        out = query_rows.tokens(attend(query, key, value, table, rows, False, Dropout(0.0, query_rows)))
-        out.backward(out_gradient.flatten(0, 1).to(where, kind))
-        weights = inputs if table is None else [*inputs, table]
-        return [out.detach(), *(weight.grad for weight in weights if weight.grad is not None)]
-
-    use(False)
-    expected = attended(CPU, FP32)
-    use(True)
-    assert relative_error(attended(device.torch_device, dtype), expected) < NARROW.get(dtype, EXACT)
-
-
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_updates_are_those_of_the_cpu(device: Device, name: str) -> None:
     def updated(where: torch.device) -> Tensor:
@@ -199,28 +138,6 @@ def test_updates_are_those_of_the_cpu(device: Device, name: str) -> None:
     expected = updated(CPU)
     use(True)
     assert relative_error([updated(device.torch_device)], [expected]) < UPDATED
-
-
-@pytest.mark.parametrize("base", [FP32, INT4], ids=["fp32", "int4"])
-def test_gradients_of_adapters_are_those_of_the_cpu(device: Device, base: torch.dtype, tmp_path: Path) -> None:
-    hf_format.save(T5(RELU).initialise(0), tmp_path)
-    batches = batches_of(RELU, RAGGED, 2)
-
-    def adapted(where: torch.device) -> T5:
-        model = hf_format.load(tmp_path, dtype=base, device=where)
-        for weight in model.parameters():
-            weight.requires_grad_(False)
-        add_adapters(model, LoraSettings(8, 16))
-        generator = torch.Generator().manual_seed(3)
-        for name, weight in model.named_parameters():
-            if weight.requires_grad and name.endswith(".b"):  # Zeros would leave A without a gradient.
-                weight.data.copy_(torch.randn(weight.shape, generator=generator) * 0.02)
-        return model
-
-    use(False)
-    expected = gradients(adapted(CPU), batches, storage=base)
-    use(True)
-    assert relative_error(gradients(adapted(device.torch_device), batches, 0, storage=base), expected) < EXACT
 
 
 def test_steps_lie_on_the_device_and_give_the_same_bits_again(device: Device) -> None:
@@ -239,13 +156,3 @@ def test_steps_lie_on_the_device_and_give_the_same_bits_again(device: Device) ->
         return [weight.detach().cpu() for weight in model.parameters()]
 
     assert all(torch.equal(one, other) for one, other in zip(trained(), trained(), strict=True))
-
-
-def test_generated_tokens_are_those_of_the_cpu(device: Device) -> None:
-    model = T5(RELU).initialise(0)
-    draw = np.random.default_rng(0)
-    prompts = [draw.integers(3, RELU.vocab_size, source).tolist() for source, _ in RAGGED]
-    use(False)
-    expected = generate(model, prompts, max_new_tokens=12)
-    use(True)
-    assert generate(model.to(device.torch_device), prompts, max_new_tokens=12) == expected

@@ -5,52 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from devices.threads import CoreUsage, Threads, fitting_threads, free_cores, usage
+from devices.threads import Threads, fitting_threads
 
 MOST = 8
 
 
 @pytest.mark.parametrize(
-    ("busy", "own", "processes", "expected"),
-    [
-        (8.0, 8.0, 1, 4.0),  # this process alone, on all of four cores in two seconds
-        (8.0, 3.0, 1, 1.5),
-        (8.0, 3.0, 2, 1.5),  # the other process of the run is no other program
-        (2.0, 2.1, 1, 4.0),  # the clocks of system and process are not read at the same moment
-        (8.0, 0.0, 1, 0.0),
-    ],
-)
-def test_what_other_programs_leave(busy: float, own: float, processes: int, expected: float) -> None:
-    before = CoreUsage(100.0, 50.0, 7.0)
-    now = CoreUsage(102.0, 50.0 + busy, 7.0 + own)
-    assert free_cores(before, now, 4, processes) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
     ("cores", "cores_before", "now", "expected"),
     [
-        (8.0, 8.0, 8, 8),
         (7.6, 8.0, 8, 8),  # a browser that does little
         (6.4, 8.0, 8, 6),
         (0.2, 8.0, 8, 1),  # never none
         (8.0, 0.2, 1, 1),  # more only after two looks
-        (8.0, 8.0, 1, 8),
         (2.7, 2.9, 2, 2),  # not enough for a third thread, nor too little for the second
-        (2.8, 2.9, 2, 3),
-        (64.0, 64.0, 8, MOST),
     ],
 )
 def test_threads_that_each_have_a_core(cores: float, cores_before: float, now: int, expected: int) -> None:
     assert fitting_threads(cores, cores_before, now, MOST) == expected
-
-
-def test_the_system_says_what_is_worked() -> None:
-    before = usage()
-    assert before is not None
-    end = before.own + 0.05
-    while (now := usage()) is not None and now.own < end:
-        sum(range(10_000))
-    assert now is not None and now.seconds > before.seconds and now.busy >= before.busy
 
 
 @pytest.mark.parametrize(("requested", "variable"), [(2, None), ("auto", "2")])

@@ -55,21 +55,11 @@ TRAIN = """
 import train_low_mem
 sys.exit(train_low_mem.main(sys.argv[1:]))
 """
-SMALL = [
-    "--d_model=16",
-    "--d_kv=8",
-    "--d_ff=32",
-    "--num_heads=2",
-    "--num_layers=1",
-    "--num_decoder_layers=1",
-    "--vocab_size=400",
-    "--max_seq_len=32",
-    "--max_steps=2",
-    "--effective_batch_size=2",
-    "--mixed_precision=no",
-    "--sample_rows=0",
-    "--device=cpu",
-]
+SMALL = (
+    "--d_model=16 --d_kv=8 --d_ff=32 --num_heads=2 --num_layers=1 --num_decoder_layers=1 --vocab_size=400 "
+    "--max_seq_len=32 --max_steps=2 --effective_batch_size=2 --mixed_precision=no --sample_rows=0 "
+    "--device=cpu"
+)
 
 
 def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +88,7 @@ def test_every_module_is_imported_and_every_figure_has_another_source(tmp_path: 
 @pytest.mark.slow
 def test_a_run_trains_saves_and_resumes(tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt")
-    flags = ("--run_name=one", "--save_steps=1", "--train_file=text.txt", *SMALL)
+    flags = ("--run_name=one", "--save_steps=1", "--train_file=text.txt", *SMALL.split())
     done = run(tmp_path, TRAIN, "train", *flags)
     assert done.returncode == 0, done.stderr + done.stdout
     assert (tmp_path / "model_save/one/model.safetensors").stat().st_size > 1000

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from common.units import MIB
-from memory.answers import AnswerBatch, HeldModel, first_that_fits, largest, rungs, storage_dtypes
-from memory.monitor import HostAlone, Monitor
-from memory.processes import Usage
+from memory.answers import AnswerBatch, HeldModel, first_that_fits, rungs, storage_dtypes
 from settings.declared import T5ModelConfig
 from tests.measuring import in_child
-from training.evaluation.answers import AnswerBudget
 
 SHAPE = T5ModelConfig(vocab_size=4096, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_decoder_layers=4, num_heads=8)
 CHILD = """
@@ -44,7 +40,6 @@ print(held("RssAnon"), measure(write))
         AnswerBatch(4, 64, 48, beams=4),
         pytest.param(AnswerBatch(1, 4096, 4), marks=pytest.mark.slow),
         pytest.param(AnswerBatch(2, 2048, 60, beams=64), marks=pytest.mark.slow),
-        pytest.param(AnswerBatch(64, 128, 64, sampled=True), marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("malloc", ["fast", pytest.param("small", marks=pytest.mark.slow)])
@@ -56,26 +51,6 @@ def test_prediction_holds_and_is_near(batch: AnswerBatch, malloc: str) -> None:
     predicted = sum(model.answering(batch).values()) - base
     sizes = f"{measured / MIB:.0f} MiB, predicted {predicted / MIB:.0f}"
     assert measured <= predicted < 1.6 * measured + 24 * MIB, sizes
-
-
-@pytest.mark.parametrize(
-    ("folder_dtype", "compute", "requested", "dtypes"),
-    [
-        ("float32", "float32", "auto", ["float32", "bfloat16", "int8"]),
-        ("bfloat16", "float32", "auto", ["float32", "bfloat16", "int8"]),
-        ("bfloat16", "bfloat16", "auto", ["bfloat16", "int8"]),
-        ("float32", "float32", "no", ["float32"]),
-        ("bfloat16", "float32", "no", ["float32", "bfloat16"]),
-        ("float32", "float32", "bf16", ["bfloat16"]),
-        ("float32", "bfloat16", "bf16", ["bfloat16"]),
-        ("float32", "float16", "fp16", ["float16"]),
-        ("int8", "float32", "auto", ["int8"]),
-    ],
-)
-def test_weights_are_rounded_only_where_no_dtype_is_named(
-    folder_dtype: str, compute: str, requested: str, dtypes: list[str]
-) -> None:
-    assert storage_dtypes(folder_dtype, compute, requested) == dtypes
 
 
 def test_less_memory_means_narrower_weights_and_at_last_few_blocks_in_a_file() -> None:
@@ -100,24 +75,3 @@ def test_less_memory_means_narrower_weights_and_at_last_few_blocks_in_a_file() -
     assert rung(tight, "no") == ("float32", "small", 4)
     assert rung(whole, folders=("file",)) == ("float32", "small", 6)
     assert rung(100 * MIB) is None
-
-
-def test_the_largest_number_that_fits() -> None:
-    assert [largest(most, lambda number: number <= 5) for most in (0, 1, 5, 6, 64)] == [0, 1, 5, 5, 5]
-    assert largest(64, lambda _: False) == 0
-
-
-def test_what_is_measured_beyond_a_prediction_counts_for_the_next_batches() -> None:
-    sizes = iter((100, 130, 130, 90, 90))
-    processes = SimpleNamespace(usage=lambda: Usage(next(sizes, 90), 0))
-    monitor = Monitor(200, HostAlone(), processes=processes)  # type: ignore[arg-type]
-    budget = AnswerBudget(lambda batch: {"base": 60, "rows": 10 * batch.rows}, 200, monitor)
-    many = AnswerBatch(16, 8, 8)
-    assert budget.rows(many) == 14
-    with budget.measuring(AnswerBatch(4, 8, 8)):
-        pass
-    assert budget.excess_bytes == 30 and budget.rows(many) == 11
-    budget.excess_bytes = 1000
-    assert budget.rows(many) == 1  # A batch that has begun is finished.
-    budget.budget_bytes = 60
-    assert budget.rows(many) == 0

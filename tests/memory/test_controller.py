@@ -17,7 +17,7 @@ import pytest
 from common.units import GIB, MIB
 from engine.blockwise import Blockwise
 from memory.budget import Budget
-from memory.controller import GROWTH_STEPS, MemoryController, growth_of
+from memory.controller import MemoryController
 from memory.estimate.workload import Machine
 from memory.monitor import Monitor
 from memory.plan import Plan, plan
@@ -195,7 +195,6 @@ class Scripted(ProcessTree):
     Args:
         limit: the budget. by_user: whether it is a figure of the user's, without a margin; else a limit of the system
             less its margin.
-        malloc: of its first plan.
         frees: bytes that each full cleaning gives back.
     """
 
@@ -205,23 +204,20 @@ class Scripted(ProcessTree):
         *,
         by_user: bool = False,
         config: Config = CONFIG,
-        malloc: str = "fast",
         make_plan: Callable[[StepSettings, Budget], Plan] = planned,
-        device: FakeDevice | None = None,
         frees: int = 0,
     ) -> None:
         super().__init__()
         self.limit = limit
         self.by_user = by_user
-        self.available = 0  # What the system would give; 0: as the limit says.
         self.frees = frees
         self.seconds = 0.0
         self.steps = 0
         self.held_bytes = 0
         self.events = list[tuple[str, dict[str, Any]]]()
-        self.monitor = Monitor(limit, device or FakeDevice(), processes=self)
+        self.monitor = Monitor(limit, FakeDevice(), processes=self)
         self.first = planned(StepSettings.of(config), self.measure(), config)
-        self.first = replace(self.first, choice=replace(self.first.choice, malloc=malloc))
+        self.first = replace(self.first, choice=replace(self.first.choice, malloc="fast"))
         self.fixed = sum(self.first.components[name] for name in ("base", "weights", "optimizer state"))
         self.controller = MemoryController(
             StepSettings.of(config),
@@ -229,7 +225,7 @@ class Scripted(ProcessTree):
             self.measure(),
             make_plan,
             self.measure,
-            device=device or FakeDevice(),
+            device=FakeDevice(),
             monitor=self.monitor,
             log=self,
             clock=lambda: self.seconds,
@@ -237,7 +233,7 @@ class Scripted(ProcessTree):
 
     def measure(self) -> Budget:
         margin = 0 if self.by_user else max(MARGIN, int(self.limit / 0.95) - self.limit)
-        available = self.available or self.limit + (GIB if self.by_user else margin)
+        available = self.limit + (GIB if self.by_user else margin)
         return ScriptedBudget(self.limit, None, available, (), "test group", margin, script=self)
 
     def usage(self) -> Usage:
@@ -278,10 +274,9 @@ class Scripted(ProcessTree):
         return self.controller.exhausted is not None
 
 
-@pytest.mark.parametrize("lost", [100 * MIB, 400 * MIB])
-def test_a_lowered_limit_is_answered_once_by_the_fastest_plan_within_it(lost: int) -> None:
+def test_a_lowered_limit_is_answered_once_by_the_fastest_plan_within_it() -> None:
     now = Scripted(BUDGET)
-    now.limit = now.first.peak_bytes - lost
+    now.limit = now.first.peak_bytes - 400 * MIB
     assert now.step(now.first.peak_bytes)
     smaller = now.controller.plan
     assert smaller.peak_bytes <= now.limit == smaller.budget_bytes
@@ -307,7 +302,7 @@ def test_steps_that_take_more_than_planned_are_answered_by_what_they_took_and_on
     assert now.controller.plan.peak_bytes < second.peak_bytes and not now.is_ended
 
 
-@pytest.mark.parametrize(("lost", "ends"), [(5 * MIB, False), (20 * MIB, False), (60 * MIB, True)])
+@pytest.mark.parametrize(("lost", "ends"), [(20 * MIB, False), (60 * MIB, True)])
 def test_a_run_that_cannot_shrink_uses_the_margin_and_ends_above_the_limit(lost: int, ends: bool) -> None:
     least = least_peak()
     now = Scripted(least + MIB, config=LEAST, make_plan=none_fits)
@@ -316,29 +311,12 @@ def test_a_run_that_cannot_shrink_uses_the_margin_and_ends_above_the_limit(lost:
     assert now.is_ended == ends and not now.reasons
 
 
-def test_a_search_in_vain_is_not_repeated() -> None:
-    limits = list[int]()
-
-    def remember(settings: StepSettings, budget: Budget) -> Plan:
-        limits.append(budget.limit())
-        return none_fits(settings, budget)
-
-    now = Scripted(BUDGET, make_plan=remember)
-    now.limit = now.first.peak_bytes - 20 * MIB
-    now.step(now.first.peak_bytes)
-    searches = len(limits)
-    now.step(now.first.peak_bytes, times=3)
-    assert searches == len(limits) > 0
-
-
 @pytest.mark.parametrize(
     ("falls", "answered"),
     [
-        ([0, 0, 0], None),
         ([90, 0, 0], None),  # A limit was lowered, once.
         ([60, 60, 0], 1),  # After two more steps there would be too little.
         ([90, 20, 10], None),  # It has slowed down.
-        ([90, -90, 90], None),  # It was given back.
     ],
 )
 def test_others_that_go_on_taking_make_the_run_smaller_before_they_have_taken_it(
@@ -355,52 +333,12 @@ def test_others_that_go_on_taking_make_the_run_smaller_before_they_have_taken_it
     assert changes == [turn == answered for turn in range(3)] and not now.is_ended
 
 
-def test_a_second_fall_right_after_a_cleaning_is_answered_by_a_plan_too() -> None:
-    """What malloc keeps for the next step is freed again before a plan is chosen."""
-    now = Scripted(BUDGET, frees=200 * MIB)
-    for lost in (100, 200):
-        now.limit = now.first.peak_bytes - lost * MIB
-        assert now.step(now.controller.plan.peak_bytes, now.fixed + 200 * MIB)
-    assert now.reasons == ["budget", "budget"] and not now.is_ended
-
-
-def test_others_that_take_more_beside_a_budget_of_the_user_use_the_margin_first() -> None:
-    """What will be left holds the least plan, though not with the margin that a limit of the system asks for."""
-    least = least_peak()
-    now = Scripted(least + MIB, by_user=True, config=LEAST, make_plan=none_fits)
-    for mebibytes, ends in ((100, False), (85, False), (70, False), (40, False), (10, True)):
-        now.available = least + mebibytes * MIB
-        now.step(least)
-        assert now.is_ended == ends and not now.reasons
-
-
-def test_growth_of_a_card_is_answered() -> None:
-    card = FakeDevice(8 * GIB)
-    now = Scripted(BUDGET, device=card)
-    card.peak_bytes = now.first.peak_bytes + MIB
-    level = now.first.peak_bytes - 100 * MIB
-    while not now.reasons and now.steps < 120:
-        level += 4 * MIB
-        now.step(level, level)
-    assert now.reasons == ["growth"]
-
-
 def test_pressure_is_answered_by_cleaning_first() -> None:
     now = Scripted(BUDGET, frees=100 * MIB)
     assert not now.step(BUDGET - MIB, BUDGET - MIB) and not now.reasons
     assert [fields["reason"] for name, fields in now.events if name == "cleanup"] == ["pressure"]
     stuck = Scripted(BUDGET)
     assert stuck.step(BUDGET - MIB, BUDGET - MIB) and stuck.reasons == ["pressure"] and not stuck.is_ended
-
-
-def test_ram_beside_a_gpu_is_cleaned_and_changes_no_plan() -> None:
-    now = Scripted(BUDGET, device=FakeDevice(8 * GIB))
-    now.held_bytes = 2 * BUDGET
-    now.monitor.sample("train")
-    now.held_bytes = now.fixed  # The budget tells of the card.
-    now.seconds = 2.0
-    assert not now.controller.after_step(1)
-    assert [name for name, _ in now.events] == ["cleanup"]
 
 
 @pytest.mark.parametrize(("level", "ends"), [(0, False), (BUDGET + MIB, True)])
@@ -413,46 +351,7 @@ def test_a_step_over_the_budget_makes_the_run_smaller_once_and_what_stays_ends_i
     assert not stuck.step(2 * BUDGET, level) and stuck.is_ended == ends
 
 
-@pytest.mark.parametrize(
-    ("budget", "by_user", "allowed"),
-    [
-        (600, False, 600),  # Nobody has lowered it.
-        (500, False, 532),  # Others have: the margin below their limit is there to be used.
-        (500, True, 500),  # A figure of the user's has none.
-        (590, False, 600),  # No more than it began with.
-    ],
-)
-def test_a_margin_below_a_limit_that_others_have_lowered_may_be_used(budget: int, by_user: bool, allowed: int) -> None:
-    now = Scripted(600 * MIB, by_user=by_user)
-    now.controller.plan = replace(now.first, budget_bytes=budget * MIB)
-    assert now.controller.allowed_bytes == allowed * MIB
-
-
-@pytest.mark.parametrize(("share", "shrinks"), [(0.8, False), (0.9, True)])
-def test_memory_is_not_kept_for_the_next_step_near_the_budget(share: float, shrinks: bool) -> None:
-    now = Scripted(BUDGET, malloc="untrimmed")
-    now.held_bytes = 2 * BUDGET
-    now.monitor.sample("prepare")  # Other phases say nothing of the steps.
-    assert now.step(int(share * BUDGET)) == shrinks
-    assert (now.controller.plan.peak_bytes < now.first.peak_bytes) == shrinks
-
-
-def test_an_evaluation_is_halved_until_a_row_does_not_fit() -> None:
-    now = Scripted(BUDGET)
-    rows = now.first.choice.eval_batch_size_per_gpu
-    while not now.is_ended:
-        now.controller.after_evaluation_out_of_memory(MemoryError(), 3)
-    sizes = [fields["batch_size"] for name, fields in now.events if name == "recovery"]
-    assert sizes == [rows >> turn for turn in range(1, len(sizes) + 1)] and sizes[-1] == 1
-
-
 # --- growth, of a budget of 400 MiB
-
-# A run of short rows has shown such figures, in MiB.
-LEVEL = 298
-NOISE = 6
-STEP_MIB = 60
-PACE = 0.25
 
 
 @pytest.mark.parametrize(("above_plan", "reasons"), [(MIB, ["growth"]), (-80 * MIB, [])])
@@ -466,27 +365,3 @@ def test_growth_beyond_the_plan_is_answered_before_the_budget_is_reached(above_p
         level += MIB // 2
         now.step(level, level - 50 * MIB + draw.randrange(6 * MIB))
     assert now.reasons == reasons and now.monitor.peak_bytes < now.limit
-
-
-def levels(seed: int, steps: int, pace: float = 0.0) -> list[float]:
-    """Shares of the budget that a run holds after its steps: a level within noise, and growth."""
-    draw = random.Random(seed)
-    return [(LEVEL + draw.uniform(-NOISE, NOISE) + pace * step) / 400 for step in range(steps)]
-
-
-def growths(shares: list[float]) -> list[float]:
-    """The growth that is known after each step."""
-    return [growth_of(shares[step - GROWTH_STEPS : step]) for step in range(GROWTH_STEPS, len(shares) + 1)]
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_noise_is_no_growth_and_slow_growth_within_it_is(seed: int) -> None:
-    assert not any(growths(levels(seed, 1000)))
-    steps = int((400 - LEVEL - NOISE - STEP_MIB) / PACE)  # The budget is met then.
-    assert growths(levels(seed, steps, PACE))[0] * 400 == pytest.approx(PACE, rel=0.5)
-
-
-def test_what_comes_and_goes_or_rises_once_is_no_growth() -> None:
-    draw = random.Random(0)
-    assert not any(growths([0.5 + draw.choice((0.0, 0.0, 0.2, 0.3)) for _ in range(400)]))
-    assert not any(growths([0.3] * 200 + [0.6] * 200))

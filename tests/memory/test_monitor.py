@@ -40,66 +40,6 @@ def monitor_of(*anonymous: int, device: FakeDevice | None = None, device_budget:
     )
 
 
-def test_a_record_and_a_line_of_the_last_sample() -> None:
-    device = FakeDevice(900 * MIB)
-    device.release(device.allocate(300 * MIB))
-    device.cleanup()
-    device.allocate(100 * MIB)
-    monitor = monitor_of(500, 250, device=device)
-    monitor.sample()
-    assert monitor.record(12, "train") == {
-        "step": 12,
-        "phase": "train",
-        "anon_bytes": 250 * MIB,
-        "file_bytes": 7 * MIB,
-        "peak_bytes": 500 * MIB,
-        "budget_bytes": 1000 * MIB,
-        "device_bytes": 100 * MIB,
-        "device_peak_bytes": 300 * MIB,
-    }
-    line = monitor.line(40)
-    assert "\n" not in line
-    for part in ("内存监控", "step 40", "train", "250.0 MiB", "7.0 MiB", "1000.0 MiB (25% in use)", "fake 100.0 MiB"):
-        assert part in line
-
-
-def test_memory_from_before_the_machine_had_less_does_not_count_against_the_new_budget() -> None:
-    monitor = monitor_of(700, 300, 500)
-    monitor.sample("prepare")
-    monitor.watch(900 * MIB)
-    assert monitor.counted_peak_bytes == 700 * MIB, "named otherwise, and not shrunk: the run's own limit"
-    monitor.watch(400 * MIB, from_now=True)
-    monitor.sample("train")
-    assert (monitor.counted_peak_bytes, monitor.peak_bytes) == (300 * MIB, 700 * MIB)
-    monitor.sample("train")
-    assert monitor.counted_peak_bytes == monitor.counted_phase_peaks["train"] == 500 * MIB, "and so it is over"
-
-
-def test_peaks_are_kept_by_phase() -> None:
-    monitor = monitor_of(100, 300, 200, 600, 500, 150)
-    monitor.sample()
-    with monitor.phase("train"):
-        monitor.sample()
-        with monitor.phase("evaluation"):
-            pass
-    assert monitor.phase_peaks == {"start": 100 * MIB, "train": 300 * MIB, "evaluation": 600 * MIB}
-    assert monitor.peak_bytes == 600 * MIB and monitor.sample().phase == "start"
-
-
-def test_pressure_is_the_higher_of_host_and_device() -> None:
-    device = FakeDevice(900 * MIB)
-    device.allocate(400 * MIB)
-    alone = monitor_of(300, device=device)
-    alone.sample()
-    assert alone.pressure() == pytest.approx(0.3)
-    monitor = monitor_of(300, device=device, device_budget=500 * MIB)
-    monitor.sample()
-    assert monitor.pressure() == monitor.plan_pressure() == pytest.approx(0.8)
-    device.release(300 * MIB)  # Idle blocks do not press.
-    monitor.sample()
-    assert monitor.pressure() == pytest.approx(0.3) and monitor.plan_pressure() == pytest.approx(0.2)
-
-
 def test_pinned_ram_and_memory_shared_with_a_device_count_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     card = FakeDevice(900 * MIB)
     monkeypatch.setattr(card, "pinned_bytes", lambda: 200 * MIB)
@@ -122,16 +62,6 @@ def test_what_lived_between_two_samples_is_known_from_the_kernels_mark(tmp_path:
         machine.process(ME, parent=50, anon=mebibytes * MIB, file=60 * MIB, highest=900 * MIB)
         monitor.sample(phase)
     assert monitor.phase_peaks == {"load": 300 * MIB, "train": 840 * MIB, "save": 250 * MIB}
-
-
-def test_the_thread_samples_until_it_is_stopped() -> None:
-    tree = Scripted(100, 100, 100, 700, 100)
-    monitor = Monitor(1000 * MIB, FakeDevice(), 0.01, processes=tree)
-    with monitor:
-        assert all(tree.called.acquire(timeout=20) for _ in range(6))
-    assert monitor.peak_bytes == 700 * MIB and monitor.cost_seconds > 0
-    assert not any(thread.name == "memory-monitor" for thread in threading.enumerate())
-    monitor.stop()
 
 
 # A large file that surely lies on a disk: pages of a file in a tmpfs could not be dropped.

@@ -10,44 +10,10 @@ import pytest
 from common.units import GIB, MIB
 from memory.estimate.workload import ExecutionPlan, Machine
 from memory.plan import Plan, plan
-from memory.step_settings import MICRO_BATCHES
 from settings.errors import UserError
 from settings.loading import load
 
 Rates = tuple[tuple[str, float], ...]
-EARLIER = ExecutionPlan(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small", hold_gradients=True)
-TURING = Machine(8 * GIB, 8 * GIB, rates=(("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13)))
-
-
-def planned(earlier: ExecutionPlan, changed: tuple[str, ...] = (), machine: Machine = TURING, **flags: Any) -> Plan:
-    config = load("train", {"train_file": "x", "model_preset": "tiny", "effective_batch_size": 16, **flags})
-    return plan(config, machine, source_tokens=64, target_tokens=32, earlier=earlier, changed=changed)
-
-
-@pytest.mark.parametrize(("precision", "storage"), [("no", "float32"), ("bf16", "bfloat16")])
-def test_a_run_that_overflowed_in_fp16_goes_on_in_another(precision: str, storage: str) -> None:
-    choice = planned(EARLIER, mixed_precision=precision).choice
-    assert (choice.storage, choice.compute) == (storage, "float32")
-
-
-@pytest.mark.parametrize(
-    ("scores", "flag", "has_kernels", "uses_kernels"),
-    [
-        (0, "auto", True, False),
-        (0, "True", True, True),
-        (2**20, "auto", True, True),
-        (2**20, "False", True, False),
-        (2**20, "auto", False, False),
-    ],
-)
-def test_a_run_that_began_without_compiled_kernels_takes_them_after_a_gpu_or_when_they_are_named(
-    scores: int, flag: str, has_kernels: bool, uses_kernels: bool
-) -> None:
-    earlier = replace(EARLIER, compute="float32", scores=scores)
-    machine = replace(TURING, has_kernels=has_kernels)
-    assert planned(earlier, machine=machine, compiled_kernels=flag).choice == replace(
-        earlier, kernels=uses_kernels, scores=0
-    )
 
 
 SLOW: Rates = (("float32", 1e11), ("bfloat16", 2e9))
@@ -64,45 +30,25 @@ def on(rates: Rates, dtypes: tuple[str, str], budget: int = 8 * GIB, **flags: An
 
 
 @pytest.mark.parametrize(
-    ("rates", "dtypes", "budget", "says"),
+    ("rates", "dtypes", "budget"),
     [
-        (SLOW, ("bfloat16", "bfloat16"), 8 * GIB, "as the run did before"),
-        (FAST, MIXED, 700 * MIB, "as the run did before"),
-        (FAST, WIDE, 8 * GIB, "as the run did before"),
+        (FAST, MIXED, 700 * MIB),
+        (FAST, WIDE, 8 * GIB),
     ],
 )
 def test_a_run_computes_in_what_it_began_with_on_any_processor(
-    rates: Rates, dtypes: tuple[str, str], budget: int, says: str
+    rates: Rates, dtypes: tuple[str, str], budget: int
 ) -> None:
     chosen = on(rates, dtypes, budget)
     assert (chosen.choice.storage, chosen.choice.compute) == dtypes
     assert chosen.choice.batch_size_per_gpu == 16 or budget < GIB, "another cut is for who has less memory"
-    assert says in " ".join(chosen.reasons)
+    assert "as the run did before" in " ".join(chosen.reasons)
 
 
 def test_a_run_that_no_longer_fits_in_its_dtypes_says_what_it_goes_on_in() -> None:
     chosen = on(SLOW, WIDE, 520 * MIB, weights_in="device")
     assert (chosen.choice.storage, chosen.choice.compute) == MIXED
     assert "no longer fits here: it continues with bfloat16 storage" in " ".join(chosen.reasons)
-
-
-@pytest.mark.parametrize("name", MICRO_BATCHES)
-def test_a_size_that_is_changed_goes_before_the_earlier_one(name: str) -> None:
-    assert getattr(planned(EARLIER, (name,), **{name: 4}).choice, name) == 4
-    same = getattr(EARLIER, name)
-    assert planned(EARLIER, (name,), **{name: same, "mixed_precision": "fp16"}).choice == EARLIER
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "blocks"), [("memory_mode", "ultra", 0), ("gradient_checkpointing", False, 4)]
-)
-def test_a_saving_that_is_changed_goes_before_the_earlier_one(name: str, value: Any, blocks: int) -> None:
-    earlier = replace(EARLIER, saved_blocks=2)
-    flags = {name: value, "mixed_precision": "fp16"}
-    choice = planned(earlier, (name,), **flags).choice
-    assert (choice.saved_blocks, choice.storage, choice.compute) == (blocks, "float32", "float16")
-    if value == "ultra":
-        assert planned(earlier, **flags).choice == earlier, "repeated, it changes nothing"
 
 
 GPU = Machine(

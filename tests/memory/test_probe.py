@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.units import GIB, MIB
-from memory.budget import Budget
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.plan import Plan
 from memory.probe import (
     ProbeRequest,
     ProbeResult,
     correction_of,
-    facts_of,
-    for_later_steps,
     probe,
     read_result,
     write_result,
 )
 from memory.processes import has_proc
 from settings.loading import load
-from tests.training.setups import opened
-from training.setup import plan as planning
 
 CHOICE = ExecutionPlan(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
 
@@ -68,64 +61,10 @@ def test_plan_and_probe_agree(measured: tuple[ProbeResult, Path]) -> None:
     assert peak_of(predict(work, CHOICE, machine))[1] == pytest.approx(peak, rel=0.001)
 
 
-def test_later_steps_have_room_above_a_probe() -> None:
-    phases = predict(Workload(request_of().config.model, 4, 128, 48, False, "adafactor"), CHOICE, Machine(GIB, GIB, 0))
-
-    def added(measured: float, is_varied: bool = False) -> float:
-        return for_later_steps(measured, phases, is_varied) - measured
-
-    assert 0 < added(1.2) == pytest.approx(added(1.0))
-    assert added(1.0) < added(0.8) < 0.2, "the probe takes off most of the rest, not all"
-    assert all(added(measured, is_varied=True) > added(measured) for measured in (0.8, 1.0, 1.2))
-
-
 def test_a_result_is_kept(measured: tuple[ProbeResult, Path]) -> None:
     result, folder = measured
     again = probe(request_of(), folder, time_limit=0.001)  # A second measurement could not end in time.
     assert again == dataclasses.replace(result, is_cached=True, seconds=0.0)
-
-
-@pytest.mark.usefixtures("processor_class")
-def test_a_later_run_plans_as_the_first_did(tmp_path: Path) -> None:
-    """With the figures that the first has measured: the same choice, and the same peak."""
-    lengths = [60] * 3 + [10] * 97
-    lines = [json.dumps({"prompt": "p" * length, "response": "r" * length}) for length in lengths]
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    flags = {
-        "train_file": tmp_path / "rows.jsonl",
-        "tokenizer_type": "byte",
-        "max_seq_len": 64,
-        "effective_batch_size": 8,
-        "cache_dir": tmp_path / "cache",
-        "prepare_workers": 0,
-        "max_steps": 2,
-        "probe": True,
-    }
-    config = load("train", {name: str(value) for name, value in flags.items()})
-
-    def plan() -> Plan:
-        run, data = opened(config)
-        budget = Budget(GIB, None, 16 * GIB, (), "flag", 0)
-        rows = planning.look_ahead(run, data, budget)
-        return planning.plan_here(run, data, rows, budget, 200 * MIB).plan
-
-    first = plan()
-    later = plan()
-    assert first.unprobed_peak_bytes is not None, first.reasons
-    assert any("known from an earlier probe" in reason for reason in later.reasons)
-    assert later == dataclasses.replace(first, reasons=later.reasons)
-
-
-def test_what_changes_memory_changes_what_a_result_is_kept_by() -> None:
-    facts = facts_of(request_of())
-    assert facts_of(request_of(learning_rate=0.5, run_name="other")) == facts
-    for other in (
-        request_of(optimizer="adamw"),
-        request_of(source=64),
-        request_of(dataclasses.replace(CHOICE, saved_blocks=0)),
-        dataclasses.replace(request_of(), computes_on="another card"),
-    ):
-        assert facts_of(other) != facts
 
 
 @pytest.mark.parametrize(
@@ -133,7 +72,6 @@ def test_what_changes_memory_changes_what_a_result_is_kept_by() -> None:
     [
         ({}, 0.001, False, "processor time"),
         ({"host_bytes": MIB}, 600.0, True, "memory"),
-        ({"base": Path("no folder")}, 600.0, False, "no folder"),
     ],
 )
 def test_a_child_that_dies_is_one_sentence(

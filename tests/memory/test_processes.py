@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -39,25 +38,6 @@ def test_a_tree_holds_descendants_of_all_threads_whose_shared_memory_counts_once
     machine.write(f"proc/{ME}/task/{ME}/children", "")
     machine.write(f"proc/{ME}/task/999/children", "103 ")
     assert tree_pids(ME, machine.root) == [ME, 103]
-
-
-def test_a_new_child_counts_once_it_has_settled(machine: FakeMachine, clock: list[float]) -> None:
-    tree = ProcessTree(ME, machine.root)
-    assert tree.usage().anon_bytes == 10 * MIB
-    for seconds, mebibytes in ((0.01, 10), (1, 73)):
-        clock[0] += seconds
-        assert tree.usage().anon_bytes == mebibytes * MIB
-    for pid in (101, 102):
-        machine.process(pid, parent=1)
-    clock[0] += 60
-    assert tree.usage().anon_bytes == 10 * MIB, "they are no longer ours"
-
-
-def test_without_proc_psutil_answers(tmp_path: Path) -> None:
-    pid = os.getpid()
-    assert not has_proc(tmp_path) and tree_pids(pid, tmp_path)[0] == pid
-    assert usage_of([pid], tmp_path).anon_bytes > MIB
-    assert usage_of([2**22 + 1], tmp_path) == Usage(0, 0) and tree_pids(2**22 + 1, tmp_path) == [2**22 + 1]
 
 
 @pytest.mark.skipif(not has_proc(), reason="/proc does not tell anonymous memory here")

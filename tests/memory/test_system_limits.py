@@ -42,22 +42,11 @@ def container_with_a_namespace(machine: FakeMachine) -> None:
     machine.v2("", limit=GIB)
 
 
-def path_outside_of_the_mount(machine: FakeMachine) -> None:
-    machine.groups("0::/../../elsewhere\n", V2_MOUNT.format(root="/pod", folder="/sys/fs/cgroup"))
-    machine.v2("", limit=GIB)
-
-
 def parent_that_is_not_visible(machine: FakeMachine) -> None:
     """A container in a container: its parent's limit stands in its own statistics alone."""
     machine.groups("4:memory:/a\n", V1_MOUNT)
     machine.v1("a", limit=UNLIMITED_V1, used=GIB)
     machine.write(STAT, f"cache 5\nhierarchical_memory_limit {4 * GIB}\n")
-
-
-def one_figure_with_two_names(machine: FakeMachine) -> None:
-    machine.groups("4:memory:/a\n", V1_MOUNT)
-    machine.v1("a", limit=2 * GIB)
-    machine.write(STAT, f"cache 5\nhierarchical_memory_limit {2 * GIB}\n")
 
 
 @pytest.mark.parametrize(
@@ -67,9 +56,7 @@ def one_figure_with_two_names(machine: FakeMachine) -> None:
         (huge_numbers_of_version_1, {"/a memory.limit_in_bytes": 2 * GIB}),
         (memory_in_version_1_beside_version_2, {"/a memory.limit_in_bytes": 2 * GIB}),
         (container_with_a_namespace, {"/ memory.max": GIB}),
-        (path_outside_of_the_mount, {"/ memory.max": GIB}),
         (parent_that_is_not_visible, {"/a hierarchical_memory_limit": 4 * GIB}),
-        (one_figure_with_two_names, {"/a memory.limit_in_bytes": 2 * GIB}),
     ],
 )
 def test_limits_of_groups(tmp_path: Path, prepare: Callable[[FakeMachine], None], expected: dict[str, int]) -> None:

@@ -4,22 +4,10 @@ takes.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
-import pytest
-import torch
-
-import devices
 from common.units import GIB, MIB
-from engine.weight_offload.store import offloaded_store
-from memory.estimate.weight_offload import PIECE_ALIGNMENT, offloaded_bytes, resident_bytes, slots_bytes
-from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, ExecutionPlan, Machine
+from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, Machine
 from memory.plan import Plan, plan
-from memory.step_work import make_work
-from model import hf_format
 from model.shapes import weight_counts
-from model.t5 import T5
 from settings.declared import Config
 from settings.loading import load
 
@@ -49,82 +37,9 @@ def test_a_file_is_used_where_memory_ends_and_only_as_far() -> None:
     assert roomy.seconds <= tight.seconds <= tighter.seconds, "more memory is faster"
 
 
-def test_a_step_that_fits_is_not_taken_where_another_is_clearly_faster() -> None:
-    """Beside the weights of a base there is room for single rows, each of which would pass over all of them."""
-    weights = weight_counts(settings_of().model)["total"]
-    rates = (("float32", 6e12), ("bfloat16", 6e12), ("float16", 4e13))
-
-    def chosen(times: float, rows: int, **flags: object) -> Plan:
-        config = settings_of(is_finetune=True, lora_rank=16, effective_batch_size=rows, max_seq_len=512, **flags)
-        return plan(config, Machine(int(times * weights), 16 * GIB, 0, rates), source_tokens=512, target_tokens=114)
-
-    auto = chosen(4, 16)
-    assert auto.choice.weights_in == FILE and chosen(4, 16, weights_in=DEVICE).seconds > 1.5 * auto.seconds
-    parts = chosen(6, 64, weights_in=DEVICE)  # Some rows pass together, not each alone.
-    assert parts.choice.accumulation_passes < 8 and parts.seconds < 3 * chosen(12, 64).seconds
-
-
 def test_beside_a_device_the_ram_comes_before_a_file() -> None:
     weights = 2 * weight_counts(settings_of().model)["total"]
     assert planned(weights, host_bytes=64 * GIB).choice.weights_in == RAM
     assert planned(weights, host_bytes=40 * MIB).choice.weights_in == FILE
     choice = planned(8 * weights, host_bytes=64 * GIB, weights_in=RAM).choice
     assert (choice.weights_in, choice.offloaded_blocks) == (RAM, 24), "all of them, where it is named"
-
-
-@pytest.mark.parametrize(("storage", "blocks"), [("int8", 0), ("int8", 2), ("int4", 4)])
-def test_what_a_quantized_base_takes_is_what_is_planned(storage: str, blocks: int, tmp_path: Path) -> None:
-    shape = {"d_model": 64, "d_ff": 160, "num_layers": 2, "num_decoder_layers": 2, "vocab_size": 512}
-    config = settings_of(is_finetune=True, lora_rank=2, lora_base=storage, weights_in=FILE, **shape)
-    hf_format.save(T5(config.model).initialise(0), tmp_path)
-    machine = Machine(8 * GIB, 16 * GIB, BASE_BYTES, RATES)
-    chosen = plan(config, machine, source_tokens=64, target_tokens=32).choice
-    assert (chosen.storage, chosen.offloaded_blocks) == (storage, 4)
-    choice = replace(chosen, offloaded_blocks=blocks)
-    work = make_work(config, machine, 64, 32)
-    store = offloaded_store(choice, devices.pick("cpu"), tmp_path)
-    keywords = {} if store is None else {"allocate": store.allocate, "filling": store.filling}
-    model = hf_format.load(tmp_path, getattr(torch, storage), **keywords)
-    in_fp32 = [weight for weight in model.parameters() if weight.dtype == torch.float32]  # These are norms and bias.
-    narrow = [weight for weight in model.parameters() if weight.dtype != torch.float32]
-    resident = sum(weight.nbytes for weight in narrow if weight.untyped_storage().nbytes() >= weight.nbytes)
-    resident += sum(weight.numel() for weight in in_fp32)
-    # Matrices in the file are filled up to whole pages.
-    assert 0 <= resident - resident_bytes(work, choice) <= 10 * PIECE_ALIGNMENT * blocks
-    if store is not None:
-        assert offloaded_bytes(work, choice) == sum(store.buffers.sizes)
-        assert slots_bytes(work, choice, machine) == 2 * max(size for size in store.buffers.sizes)
-        store.close()
-
-
-def test_a_resumed_run_rests_where_it_fits_now_and_computes_as_it_did() -> None:
-    weights = 2 * weight_counts(settings_of().model)["total"]
-    tight = planned(BASE_BYTES + weights).choice
-    roomy = Machine(BASE_BYTES + 6 * weights, 16 * GIB, BASE_BYTES, RATES)
-    again = plan(settings_of(), roomy, source_tokens=64, target_tokens=32, earlier=tight).choice
-    assert again.offloaded_blocks == 0
-    for name in ("batch_size_per_gpu", "storage", "compute", "loss_chunk_bytes"):
-        assert getattr(again, name) == getattr(tight, name)
-
-
-def test_adapters_over_a_base_in_a_file_take_any_number_of_rows() -> None:
-    flags = {"is_finetune": True, "lora_rank": 2, "lora_base": "int8", "weights_in": FILE}
-    together = planned(BASE_BYTES + 300 * MIB, **flags)
-    assert together.choice.accumulation_passes == 1 and together.choice.offloaded_blocks == 24
-    many = planned(together.peak_bytes, **{**flags, "effective_batch_size": 64})
-    assert many.peak_bytes <= many.budget_bytes, "a part of the rows passes at a time"
-    assert many.choice.batch_size_per_gpu * many.choice.gradient_accumulation_steps >= 64
-    assert 1 < many.choice.accumulation_passes < 64, "as few times as may be"
-    assert any("passes over the model" in reason for reason in many.reasons)
-
-
-@pytest.mark.parametrize("mebibytes", [320, 600])
-def test_a_run_that_is_resumed_keeps_its_precision_with_less_memory_and_with_more(mebibytes: int) -> None:
-    config = settings_of(is_finetune=True, lora_rank=8, effective_batch_size=8, max_seq_len=512, lora_base="auto")
-
-    def choice(size: int, earlier: ExecutionPlan | None = None) -> ExecutionPlan:
-        machine = Machine(BASE_BYTES + size * MIB, 16 * GIB, BASE_BYTES, RATES)
-        return plan(config, machine, source_tokens=512, target_tokens=114, earlier=earlier).choice
-
-    began = choice(400)
-    assert choice(mebibytes, began).precision == began.precision

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from settings.declared import GROUPS, settings_by_name
-from settings.edits import Edits, Shipped, edit_of_trainer, edits_of_config
+from settings.edits import Edits, Shipped, edits_of_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (ROOT / "config.py").read_text("utf8")
@@ -80,12 +80,9 @@ def in_place(text: str) -> str:
         f"{SHIPPED}\n\n{LOW_MEMORY}\n\n{SMALL_MODEL}",
         added(added(SHIPPED, LOW_MEMORY), SMALL_MODEL),
         class_replaced(class_replaced(SHIPPED, "TrainConfig", LOW_MEMORY), "T5ModelConfig", SMALL_MODEL),
-        f"# config.py\n{LOW_MEMORY}\n{SMALL_MODEL}",
-        in_place(SHIPPED).replace("\n", "\r\n"),
         "\ufeff" + in_place(SHIPPED),
         in_place(SHIPPED).replace("d_model = 384", "d_model: int = 6 * 64").replace("'no'", "('no')"),
     ],
-    ids=["in place", "pasted", "added", "replaced", "alone", "windows", "byte order mark", "annotated"],
 )
 def test_the_blocks_of_the_guides_act(text: str) -> None:
     assert values(text) == VALUES
@@ -116,16 +113,10 @@ def test_the_line_of_an_edit_is_known() -> None:
     ("line", "hint"),
     [
         ("class TrainConfig:\n    batch_size_per_gpus = 1", "batch_size_per_gpu"),
-        ("class TrainConfig:\n    d_model = 384", "T5ModelConfig"),
         ("class T5ModelConfig:\n    max_seq_len = 256", "DataConfig"),
-        ("class Mine:\n    d_model = 384", "T5ModelConfig"),
         ("d_model = 384", "T5ModelConfig"),
         ("class TrainConfig:\n    max_steps = open('x')", "max_steps"),
         ("class T5ModelConfig:\n    d_model: 384", "d_model = 384"),
-        ("class TrainConfig:\n    max_steps = [1, 2]", "max_steps"),
-        ("class TrainConfig:\n    def max_steps(self): pass", "max_steps"),
-        ("class TrainConfig:\n    max_steps = = 3", "config.py"),
-        ("class TrainConfig\n    max_steps = 3", "config.py"),
         ("class TrainConfig:\n    max_steps：int = 3", "config.py"),
     ],
 )
@@ -138,12 +129,3 @@ def test_what_cannot_act_is_one_sentence_with_its_line(line: str, hint: str) -> 
 
 def test_a_file_in_another_encoding_is_named() -> None:
     assert "UTF-8" in edits_of_config(SHIPPED.replace("hidden size", "改为").encode("gbk"), {}).problems[0]
-
-
-@pytest.mark.parametrize("value", ["False", "True"])
-def test_the_line_of_the_trainer(value: str) -> None:
-    text = (ROOT / "trainer_low_mem.py").read_text("utf8")
-    assert edit_of_trainer(text.encode("utf8")) is None
-    changed = text.replace('use_ultra_low_mem = "auto"', f"use_ultra_low_mem = {value}  # 强制关闭")
-    edit = edit_of_trainer(changed.encode("utf8"))
-    assert edit is not None and (edit.name, edit.value) == ("ultra_low_mem", value)

@@ -5,45 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
 import pytest
 
-from settings import program
-
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-@pytest.mark.skipif(os.name == "nt", reason="programs have other endings")
-@pytest.mark.parametrize(
-    ("on_path", "runs_in_venv", "word"),
-    [(["python3"], False, "python3"), ([], False, sys.executable), (["python"], True, ".venv/bin/python")],
-)
-def test_the_word_for_this_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_path: list[str], runs_in_venv: bool, word: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".venv").mkdir()
-    for name in on_path:
-        (tmp_path / name).symlink_to(sys.executable)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv") if runs_in_venv else sys.base_prefix)
-    assert program.program() == f"{word} {ROOT}/train_low_mem.py", "it lies elsewhere"
-    monkeypatch.setattr(program, "ROOT", tmp_path)
-    (tmp_path / "train_low_mem.py").touch()
-    assert program.program() == f"{word} train_low_mem.py"
-
-
-def test_a_package_that_is_missing_is_named_with_what_installs_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(program, "ROOT", tmp_path)
-    (tmp_path / "data").mkdir()
-    assert program.missing(ModuleNotFoundError("x", name="data.lost"), []) == "", "our own"
-    sentence = program.missing(ModuleNotFoundError("x", name="torch.nn"), ["train"])
-    assert sentence.startswith("torch, ") and f"{sys.executable} -m pip install -r requirements.txt" in sentence
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links ask for rights there")

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import MutableMapping
-from typing import Any
-
-import pytest
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-
 from common.units import KIB
-from common.web.bodies import read_object
 from serving.app import BODY_BYTES, PARSED, READ_BYTES
 from tests.measuring import in_child
 
@@ -79,16 +70,3 @@ def test_bodies_take_no_more_than_is_planned() -> None:
     together, *parsed = in_child(SERVER, CONNECTIONS)
     assert together <= 2 * READ_BYTES + CONNECTIONS * CONNECTION_BYTES < CONNECTIONS * BODY_BYTES
     assert len(parsed) == 5 and max(parsed) <= PARSED * BODY_BYTES
-
-
-@pytest.mark.parametrize(("announced", "status"), [(10, 400), (99 << 30, 413)])
-def test_one_who_leaves_or_will_send_too_much_is_answered_at_once(announced: int, status: int) -> None:
-    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
-
-    async def receive() -> MutableMapping[str, Any]:
-        return next(messages)
-
-    request = Request({"type": "http", "headers": [(b"content-length", str(announced).encode())]}, receive)
-    with pytest.raises(HTTPException) as refused:
-        asyncio.run(read_object(request))
-    assert refused.value.status_code == status

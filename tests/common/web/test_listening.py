@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from common.web import listening
-from common.web.bodies import BODY_BYTES
 from common.web.listening import Connection, server_of
 
 
@@ -73,20 +72,3 @@ def test_a_client_that_reads_nothing_is_cut_off_and_a_slow_one_is_not(
 
     asyncio.run(go())
     assert "a client has read nothing of its answer" in capsys.readouterr().out
-
-
-def test_a_body_that_is_refused_unread_is_not_held() -> None:
-    """Its connection may stay: what each had sent stood in memory, however many were refused."""
-
-    async def go() -> None:
-        wire = Wire()
-        connection = connection_over(wire, PlainTextResponse("no", 429))
-        head = f"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: {BODY_BYTES}\r\n\r\n".encode()
-        connection.data_received(head + b"x" * (BODY_BYTES // 2))
-        await asyncio.gather(*connection.tasks)
-        assert b"429" in wire.written.splitlines()[0] and not connection.cycle.body
-        connection.data_received(b"x" * (BODY_BYTES // 4))
-        assert not connection.cycle.body
-        connection.connection_lost(None)
-
-    asyncio.run(go())

@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from common.units import format_size
-from memory.estimate.disk import disk_need, is_in_memory, too_full
+from memory.estimate.disk import disk_need, too_full
 from memory.estimate.workload import FILE, Machine
 from memory.plan import plan
 from settings.declared import Config
@@ -27,17 +26,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     disk = SimpleNamespace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk)
     return disk
-
-
-def test_weights_and_state_count_as_they_are_stored() -> None:
-    weights = 60_506_624
-    tokenizer = pytest.approx(3_000_000, rel=0.3)
-    full = disk_need(config_of(optimizer="adamw"), "float32")
-    assert full.checkpoint_bytes - weights * (4 + 8) == tokenizer
-    assert disk_need(config_of(optimizer="adamw"), "bfloat16").checkpoint_bytes - weights * (2 + 8) == tokenizer
-    assert 2 * weights < disk_need(config_of(), "bfloat16").checkpoint_bytes < 2.08 * weights
-    adapters = disk_need(config_of(lora_rank=8, is_finetune=True, finetune_from="x", optimizer="adamw"), "bfloat16")
-    assert adapters.checkpoint_bytes < full.checkpoint_bytes / 100, "adapters alone are written"
 
 
 @pytest.mark.parametrize(
@@ -77,17 +65,3 @@ def test_weights_in_a_file_take_room_and_wear_the_disk(disk: SimpleNamespace, tm
     disk.free = apart.file_bytes - 1
     problems, _ = too_full(apart, tmp_path)
     assert any("--weights_dir" in problem for problem in problems) and apart.least_bytes == apart.checkpoint_bytes
-
-
-def test_the_nearest_mount_above_a_folder_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = {"/": "ext4", str(tmp_path): "tmpfs", str(tmp_path / "disk"): "xfs"}
-    partitions = [SimpleNamespace(mountpoint=folder, fstype=kind) for folder, kind in mounts.items()]
-    monkeypatch.setattr(psutil, "disk_partitions", lambda all: partitions)
-    assert is_in_memory(tmp_path / "runs" / "later")
-    assert not is_in_memory(tmp_path / "disk" / "runs") and not is_in_memory(Path("/"))
-
-    def refuse(all: bool) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(psutil, "disk_partitions", refuse)
-    assert not is_in_memory(tmp_path / "somewhere"), "where nobody says it, it is a disk"
