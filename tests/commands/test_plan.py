@@ -210,6 +210,9 @@ def test_a_checkpoint_gives_the_shape(tmp_path: Path, capsys: pytest.CaptureFixt
     elsewhere = {**SHAPE, "model_preset": "t5-small", "is_finetune": "True", "finetune_from": "google/flan-t5-small"}
     plan_command.plan(load("plan", {**elsewhere, "json": "False"}))
     assert "planned for --model_preset=t5-small" in capsys.readouterr().out
+    preferences = {"objective": "preferences", "output_dir": tmp_path, "json": False}
+    plan_command.plan(flags_of("plan", **{**SHAPE, **preferences}))
+    assert "planned for --model_preset=tiny" in capsys.readouterr().out, "a base may still have to be trained"
 
 
 @pytest.mark.parametrize(
