@@ -115,6 +115,21 @@ def test_a_conversation_that_is_saved_again_stands_once(tmp_path: Path) -> None:
     assert questions() == [["河水", "b"]], "somebody has emptied the file"
 
 
+def test_a_disk_that_is_full_loses_no_conversation(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="Windows cannot limit the size of files")
+    file = tmp_path / "saved.jsonl"
+    session = Session(Parrot())
+    talk(["a", f"/save {file}"], session)
+    before = file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before), limits[1]))
+        answers = [talk(["b", f"/save {file}"], each) for each in (session, Session(Parrot()))]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert all("cannot be written" in answer for answer in answers) and file.read_bytes() == before
+
+
 def test_an_interrupt_stops_the_answer_alone_and_some_words_leave() -> None:
     session = Session(Parrot(), history_turns=5)
     assert talk(["one stop two", "next"], session) == "one ...\nnext\n"
