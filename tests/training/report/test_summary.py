@@ -84,6 +84,8 @@ def test_the_next_commands_take_a_short_prompt() -> None:
     assert first.count("'") == 2 and len(first) < 150 and first.endswith("long'")
     first, *_ = next_commands("m", True, "long " * 60 + "<extra_id_0> end")
     assert "<extra_id_0>" in first and len(first) < 150
+    first, *_ = next_commands("m", True, "long " * 60 + "<extra_id_0>")
+    assert first.endswith("<extra_id_0>'"), "a gap at the end of the text is the question"
 
 
 @pytest.mark.parametrize(
