@@ -63,8 +63,11 @@ def test_all_that_is_not_drawn(tmp_path: Path) -> None:
         folders(tmp_path),
         "one",
         start(),
+        {"event": "plan", "peak_bytes": 8},
+        start(),
         {"event": "plan", "peak_bytes": 9, "components": {"weights": 9}},
         step(1),
+        {"event": "plan", "peak_bytes": 7},
         {"event": "memory", "step": 1, "phase": "load", "anon_bytes": 700, "device_bytes": 0},
         {"event": "cleanup", "step": 1, "kind": "light", "freed_bytes": 1},
         {"event": "cleanup", "step": 1, "kind": "full", "freed_bytes": 5},
@@ -75,7 +78,7 @@ def test_all_that_is_not_drawn(tmp_path: Path) -> None:
     )
     history = History(path)
     history.refresh()
-    assert history.settings()["max_steps"] == 100 and history.latest["plan"]["peak_bytes"] == 9
+    assert history.settings()["max_steps"] == 100 and history.latest["plan"]["peak_bytes"] == 9, "of this start, the first"
     assert history.phase_peaks == {"train": 1001, "load": 700}
     assert list(history.cleanups) == [[1, 5]] and list(history.saves) == [1]
     assert history.notes[0]["text"] == "smaller" and history.samples[0]["answer"] == "<script>"

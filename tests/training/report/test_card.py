@@ -88,3 +88,9 @@ def test_the_time_of_a_run_that_was_continued_is_that_of_all_its_steps(run: Run)
     assert "| time | 2:00 min, 20 tokens/s |" in whole and run.card(*steps, END, nothing_done) == whole
     assert "| time, from step 3 on | 1:00 min, 20 tokens/s |" in run.card(*steps[2:], END)
     assert "| time" not in run.card(END), "the log that knew is lost"
+
+
+def test_what_was_measured_stands_beside_the_first_plan_of_the_start(run: Run) -> None:
+    plans = [{"event": "plan", "peak_bytes": size << 20, "budget_bytes": 64 << 20} for size in (40, 50, 30)]
+    starts = [{"event": "start"}, plans[0], {"event": "start"}, *plans[1:]]
+    assert "| planned peak | 50.0 MiB of 64.0 MiB |" in run.card(*starts, END)
