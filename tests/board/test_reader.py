@@ -78,7 +78,9 @@ def test_all_that_is_not_drawn(tmp_path: Path) -> None:
     )
     history = History(path)
     history.refresh()
-    assert history.settings()["max_steps"] == 100 and history.latest["plan"]["peak_bytes"] == 9, "of this start, the first"
+    assert history.settings()["max_steps"] == 100 and history.latest["plan"]["peak_bytes"] == 9, (
+        "of this start, the first"
+    )
     assert history.phase_peaks == {"train": 1001, "load": 700}
     assert list(history.cleanups) == [[1, 5]] and list(history.saves) == [1]
     assert history.notes[0]["text"] == "smaller" and history.samples[0]["answer"] == "<script>"
