@@ -141,6 +141,15 @@ def test_the_log_takes_everything_and_the_screen_warnings(tmp_path: Path) -> Non
     assert len(screen) == 1 and log_crash("no log is open") is None
 
 
+@pytest.mark.skipif(os.name == "nt", reason="an open file stays there")
+def test_a_crash_is_not_written_to_a_log_that_was_removed(tmp_path: Path) -> None:
+    path = open_log(tmp_path, "my_run", True, print)
+    assert path is not None
+    path.unlink()
+    assert log_crash("Traceback: boom") is None, "nobody would find it there"
+    close_log()
+
+
 def test_starts_of_one_second_have_logs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files.time, "time", lambda: 1_000_000_059.0)
     paths = [open_log(tmp_path, name, True, print) for name in ("one", "two", "one", "one")]
