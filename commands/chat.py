@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from commands.answering import find_answering
 from common.language import join, say
+from common.storage import atomic_file
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ from training.loaded_model import LoadedModel
 from training.report.progress import Progress
 from training.setup.adapters import AdapterSet
 
-ALL_TURNS = 1000  # The oldest leave where they do not fit
+ALL_TURNS = 1000  # The oldest leave where they do not fit.
 HELP = """\
 /reset      clear the conversation
 /save FILE  save the conversation as one line of JSON
@@ -269,15 +270,17 @@ class Session:
         """Put a line in the place of the one that this conversation has in the file; where it has none, after all
         others.
 
-        Memory: the file.
+        Memory: the file, the second time.
         """
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         earlier = self._saved.get(path)
+        lines = [] if earlier is None or not path.is_file() else path.read_bytes().splitlines(keepends=True)
         if earlier in lines:
             lines[lines.index(earlier)] = line
+            with atomic_file(path) as whole:
+                whole.write_bytes(b"".join(lines))
         else:
-            lines.append(line)
-        path.write_bytes(b"".join(lines))
+            with path.open("ab") as file:
+                file.write(line)
         self._saved[path] = line
 
 

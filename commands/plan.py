@@ -122,8 +122,8 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         start = find_base(requested, run_dir, resumed_dir, reads_weights=False)
     except UserError as error:
         names_base = config.train.is_finetune or config.train.finetune_from not in (AUTO, None)
-        can_do_without = names_base and config.given("model_preset") and not config.task.needs_base
-        if resumed_dir or not can_do_without:
+        is_shape_known = config.task.needs_base or (names_base and config.given("model_preset"))
+        if resumed_dir or not is_shape_known:
             raise
         reason = error.problems[0].splitlines()[0]
         text = say(

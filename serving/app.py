@@ -479,7 +479,7 @@ async def _events(api: Api, flow: Flow, form: Form, prompt_tokens: int | None) -
     """Server-sent events of a request. Where it fails midway, an event says so.
 
     Args:
-        prompt_tokens: counted at the end; None: not parsed for.
+        prompt_tokens: counted at the end; None: not asked for.
     """
     has_begun: set[int] = set()
     try:

@@ -184,9 +184,7 @@ class AnswerEngine:
                 )
             if is_there:
                 return not self._is_closed
-            if (
-                self.meters.steps != self._steps_when_quiet
-            ):  # This is the first time since then that nothing is to be done.
+            if self.meters.steps != self._steps_when_quiet:  # Nothing is to be done, for the first time since then.
                 self._steps_when_quiet = self.meters.steps
                 self._cleaner.before("quiet")
             else:  # Requests that were read and refused may have filled the memory without a step.

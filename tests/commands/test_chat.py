@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 from commands.chat import Session, Writer, converse, run
@@ -154,3 +155,18 @@ def test_a_program_talks_in_json_and_gives_no_commands(tmp_path: Path) -> None:
     assert records[0] == {"ready": True} and [record for record in records if record.get("end")] == [{"end": True}] * 2
     assert "".join(record.get("piece", "") for record in records).startswith("one two")
     assert not file.exists() and session.turns == []
+
+
+def test_a_disk_that_is_full_loses_no_conversation(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="Windows cannot limit the size of files")
+    file = tmp_path / "saved.jsonl"
+    session = Session(Parrot())
+    talk(["a", f"/save {file}"], session)
+    before = file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before), limits[1]))
+        answers = [talk(["b", f"/save {file}"], each) for each in (session, Session(Parrot()))]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert all("cannot be written" in answer for answer in answers) and file.read_bytes() == before

@@ -99,6 +99,12 @@ def test_a_checkpoint_gives_the_shape(tmp_path: Path, capsys: pytest.CaptureFixt
         plan_command.plan(load("plan", {"is_finetune": "True", "finetune_from": "google/flan-t5-small"}))
 
 
+def test_preferences_are_planned_before_there_is_a_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preferences = {"objective": "preferences", "output_dir": tmp_path, "json": False}
+    plan_command.plan(flags_of("plan", **{**SHAPE, **preferences}))
+    assert "planned for --model_preset=tiny" in capsys.readouterr().out
+
+
 def test_a_list_of_answers_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "p", "response": "7"}] * 20)
     (tmp_path / "answers.txt").write_text("".join(f"{number * number}\n" for number in range(20_000)))

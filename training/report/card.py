@@ -266,7 +266,9 @@ def _of_run(model: Path, settings: Record, head: str) -> dict[str, Any]:
                 tokens += event["tokens"]
             elif event["event"] == "checkpoint" and event["best"]:
                 best = latest["eval"]
-            if not event.get("averaged_checkpoints"):
+            # The whole start is measured against its first plan.
+            is_later_plan = event["event"] == "plan" and latest["plan"]
+            if not is_later_plan and not event.get("averaged_checkpoints"):
                 latest.add(event)
     end = latest["end"]
     plan = latest["plan"]

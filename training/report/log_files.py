@@ -98,7 +98,7 @@ def log_crash(traceback_text: str) -> Path | None:
     Returns:
         the log file, or None if there is none that can be written.
     """
-    if _log is None:
+    if _log is None or not Path(_log.name).is_file():  # Somebody may have removed the log of a run that goes on.
         return None
     path = Path(_log.name)
     try:

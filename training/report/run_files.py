@@ -94,8 +94,8 @@ class LatestEvents(dict[str, Record]):
     def add(self, event: Record) -> None:
         """Take the next event."""
         if event["event"] == "start":
-            self.pop("end", None)
-            self.pop("failed", None)
+            for kind in ("plan", "end", "failed"):
+                self.pop(kind, None)
         self[event["event"]] = event
 
     def __missing__(self, kind: str) -> Record:

@@ -260,6 +260,8 @@ def _example(prompt: str) -> str:
     gap = words.find("<extra_id_0>")
     start = words.rfind(" ", 0, max(0, gap - CUT_PROMPT // 2)) + 1
     piece = words[start : start + CUT_PROMPT]
+    if words.endswith(piece):
+        return piece
     return piece.rpartition(" ")[0] or piece
 
 

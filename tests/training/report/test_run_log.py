@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from settings.errors import UserError
 from tests.training.small_runs import configuration
 from training.report.endings import Interrupted
 from training.report.heartbeat import Heartbeat
-from training.report.log_files import MetricsFile, close_log, open_log
+from training.report.log_files import MetricsFile, close_log, log_crash, open_log
 from training.report.run_log import RunLog
 
 STOPPED = "stopped after step {step}, saved in {folder}; continue with\n  {command}"
@@ -113,3 +114,12 @@ def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path, capfd: pytest.Captu
         metrics.write({"event": "start"})
     metrics.close()
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="an open file stays there")
+def test_a_crash_is_not_written_to_a_log_that_was_removed(tmp_path: Path) -> None:
+    path = open_log(tmp_path, "my_run", True, print)
+    assert path is not None
+    path.unlink()
+    assert log_crash("Traceback: boom") is None, "nobody would find it there"
+    close_log()
