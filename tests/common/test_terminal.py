@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.terminal import paragraphs, width
+from common.terminal import paragraphs, shortened, width
 
 ROOT = Path(__file__).resolve().parents[2]
 FETCH = "`hf download google/flan-t5-small --local-dir models/flan-t5-small`"
@@ -27,6 +27,14 @@ def test_a_refusal_is_broken_between_words_and_commands_stay_whole(columns: int)
     assert any(FETCH in line for line in lines) and "\ue000" not in "".join(lines)
     assert all(width(line) <= columns or FETCH in line for line in lines[:-1])
     assert all(line.startswith("    ") for line in following[:-1])
+
+
+@pytest.mark.parametrize("letter", ["a", "中", "e\u0301"])
+def test_the_middle_of_a_name_is_left_out(letter: str) -> None:
+    """Also of a whole document, which a preview shows: the time does not grow by the square of its length."""
+    name = shortened(f"begin{letter * 10**5}end", 21)
+    assert name.startswith(f"begin{letter}") and name.endswith(f"{letter}end") and "…" in name
+    assert 20 <= width(name) <= 21 and shortened("begin", 5) == "begin"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no terminals")
