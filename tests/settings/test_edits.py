@@ -123,6 +123,7 @@ def test_the_line_of_an_edit_is_known() -> None:
         ("class TrainConfig:\n    max_steps = open('x')", "max_steps"),
         ("class T5ModelConfig:\n    d_model: 384", "d_model = 384"),
         ("class TrainConfig:\n    max_steps = [1, 2]", "max_steps"),
+        ("class T5ModelConfig:\n    d_model += 2", "d_model"),
         ("class TrainConfig:\n    def max_steps(self): pass", "max_steps"),
         ("class TrainConfig:\n    max_steps = = 3", "config.py"),
         ("class TrainConfig\n    max_steps = 3", "config.py"),
