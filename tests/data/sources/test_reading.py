@@ -269,6 +269,7 @@ def test_gbk_is_recognised_and_the_whole_file_is_to_be_converted(tmp_path: Path,
     with pytest.raises(UserError, match="convert the whole file to UTF-8") as caught:
         rows_of(path, ("text",))
     assert "skip_bad_rows" not in str(caught.value)
+    assert "整个文件" in caught.value.problems[0].in_language("zh")  # type: ignore[attr-defined]
     (tmp_path / "stray.txt").write_bytes("caf\xe9 au lait\n".encode("latin1"))
     with pytest.raises(UserError, match="skip_bad_rows") as caught:
         rows_of(tmp_path / "stray.txt", ("text",))
