@@ -100,7 +100,7 @@ def shortened(name: str, columns: int) -> str:
     if width(name) <= columns:
         return name
     parts = letters(name)
-    for count in range(len(parts), 0, -1):
+    for count in range(min(len(parts), columns), 0, -1):  # No letter takes less than a column.
         text = "".join([*parts[: -(-count // 2)], "…", *parts[len(parts) - count // 2 :]])
         if width(text) <= columns:
             return text

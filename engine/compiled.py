@@ -24,14 +24,8 @@ from model.block_parts import BlockParts
 INDUCTOR = "inductor"
 # One function has graphs with and without dropout and the last product, for each set of trained weights.
 MOST_GRAPHS = 64
-TOKEN_ARGUMENTS = (
-    1,
-    5,
-    2,
-    4,
-    2,
-    5,
-)  # The first arguments, so many of each of `BlockParts`, have a line for each token.
+# This is how many first arguments of each function of `BlockParts` have a line for each token.
+TOKEN_ARGUMENTS = (1, 5, 2, 4, 2, 5)
 # No kernel is chosen by its time, which would also take memory; no matrix is padded.
 OPTIONS: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False, "shape_padding": False}
 

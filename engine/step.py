@@ -144,7 +144,7 @@ def to_micro_batch(batch: Batch, shape: T5ModelConfig, device: torch.device, siz
 
     Args:
         shape: whose token ids of padding and start are used.
-        sizes: what source and target are filled up to where rows lie end to end (`limits.filled_tokens`), with tokens
+        sizes: what source and target are filled up to where rows lie end to end (`devices.sizes`), with tokens
             that no row sees and no label judges, so that products meet few sizes.
     """
     keys = torch.from_numpy(np.ascontiguousarray(batch.keys))

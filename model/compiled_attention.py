@@ -282,7 +282,7 @@ class _CompiledCall:
 
 
 def _add_product(total: Tensor, first: Tensor, second: Tensor, is_first: bool) -> None:
-    """Write left right into the first places of total (h, M, K), or add it: the first tile of a row sees all keys."""
+    """Write first second into the first lines of total (h, M, K), or add it: the first tile of a row sees all keys."""
     if is_first:
         torch.bmm(first, second, out=total)
     else:

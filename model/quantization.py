@@ -291,7 +291,7 @@ def _product_back(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor | None, first: Tensor, second: Tensor) -> Tensor:
-    """left^T right: (N, n) and (N, m) -> (n, m), added to `total` in place where there is one."""
+    """first^T second: (N, n) and (N, m) -> (n, m), added to `total` in place where there is one."""
     step = traits_of(first.device).terms_of_sums(len(first))
     for part, of_part in zip(first.split(step), second.split(step), strict=True):
         total = part.t() @ of_part if total is None else total.addmm_(part.t(), of_part)

@@ -3,8 +3,8 @@
 Users change a default in `config.py`, which shows the same classes with plain values (`settings/edits.py` reads it),
 name values in a YAML or JSON file (`--config=FILE`), or give them as flags; `settings/precedence.py` has the order.
 `settings.loading.load` returns a checked `Config`; nothing else builds one from outside input, and nothing changes one:
-`config.with_changes(seed=7)` is another. Groups only sort the settings for readers: names are unique across groups, so flags
-are flat.
+`config.with_changes(seed=7)` is another. Groups only sort the settings for readers: names are unique across groups, so
+flags are flat.
 """
 
 from __future__ import annotations

@@ -140,7 +140,11 @@ def _lines(statements: list[ast.stmt], names: dict[str, Any]) -> list[Edit]:
             wrong = say("has no value; write {name} = {value}", name=name, value=annotation)
             lines.append(Edit(name, annotation, CONFIG_FILE, statement.lineno, wrong))
             continue
-        targets: list[ast.AST] = getattr(statement, "targets", [getattr(statement, "target", statement)])
+        targets: list[ast.AST] = [statement]  # The text of another statement names no setting.
+        if isinstance(statement, ast.Assign):
+            targets = [*statement.targets]
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
         value, is_plain = _value_of(statement, names)
         problem = "" if is_plain else say("is not a number, a text, True, False or None")
         for target in targets:

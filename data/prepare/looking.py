@@ -71,9 +71,10 @@ def look(config: Config, function: Callable[..., Result], *arguments: Any, alway
 def forget() -> None:
     """End the child."""
     global _child
-    if _child is not None:
-        _child[0].close()
+    child = _child
     _child = None
+    if child is not None:
+        child[0].close()
 
 
 def _answering() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...]]], tuple[Any, set[str]]]:

@@ -58,7 +58,7 @@ from settings.fields import AUTO, at_home, listed
 from settings.needs import without_effect
 from settings.tasks import task_named
 
-FORMAT = 5  # Raise it when the same text would give other shards
+FORMAT = 5  # Raise it when the same text would give other shards.
 
 
 class StoredSplit(NamedTuple):

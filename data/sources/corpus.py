@@ -29,26 +29,24 @@ from data.sources.lines import batches
 from settings.errors import UserError
 
 FORMAT = 1  # raise it when the same installation would give other text
-LEFT_OUT = set(
-    [
-        "test",
-        "tests",
-        "idlelib",
-        "idle_test",
-        "lib2to3",
-        "site-packages",
-        "dist-packages",
-        "encodings",
-        "turtledemo",
-        "__pycache__",
-        "ensurepip",
-        "pydoc_data",
-        "config",
-        "__phello__",
-        "msilib",
-        "distutils",
-    ]
-)
+LEFT_OUT = {
+    "test",
+    "tests",
+    "idlelib",
+    "idle_test",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "encodings",
+    "turtledemo",
+    "__pycache__",
+    "ensurepip",
+    "pydoc_data",
+    "config",
+    "__phello__",
+    "msilib",
+    "distutils",
+}
 DOCUMENT_CHARS = 2000  # short docstrings of one module share a document up to about this length
 COMMENT_BLOCK = re.compile(r"(?m)(?:^[^\S\n]*#.*$\n?){3,}")  # Shorter ones say little.
 COMMENT_MARKS = re.compile(r"(?m)^[^\S\n]*#+ ?|[^\S\n]+$")

@@ -179,7 +179,7 @@ def _why_no_rows(source: Source, objects: list[Record], bad_rows: BadRows) -> st
     """Why a file of one object or none has no rows; empty where that object is one."""
     example = "".join(bad_rows.examples[:1])
     if not objects and any(reason in example for reason in (say(GBK_REMEDY), too_long(), say(GLUED))):
-        return example
+        return bad_rows.examples[0]
     begin = next(blocks(source), b"").lstrip()[:FIRST_BYTES].decode("utf8", "replace")
     wrapped = _WRAPPED.search(begin)
     if wrapped and '"paragraphs"' in begin:

@@ -29,6 +29,7 @@ CONTENTS = {
     PREFERENCES: (PREFERENCES,),
     PROMPTS: (PROMPTS, PAIRS, CONVERSATIONS),
 }
+MAY_BECOME_PAIRS = ("", PAIRS)  # Rows that are read for these may be made into pairs.
 RULES = "system"  # A column of this name has the rules of a conversation.
 EARLIER = "history"  # A column of this name has the turns before the prompt.
 TRANSLATION = "translation"  # one column, {"en": ..., "zh": ...}
@@ -118,11 +119,11 @@ def recognise(data: DataConfig, head: Head, kind: str = "") -> Columns | None:
     Args:
         kind: "pairs", "preferences" or "prompts", where only such rows will do.
     """
-    makes_pairs = kind in ("", PAIRS)
-    conversations = data.messages_column
-    if conversations != AUTO and kind != PREFERENCES and (makes_pairs or conversations in head.names):
-        return Columns((), conversations, _beside(RULES, str, head.sample), is_known=True)
     contents: Sequence[str] = CONTENTS[kind]
+    makes_pairs = kind in MAY_BECOME_PAIRS
+    conversations = data.messages_column
+    if conversations != AUTO and CONVERSATIONS in contents and (makes_pairs or conversations in head.names):
+        return Columns((), conversations, _beside(RULES, str, head.sample), is_known=True)
     count = None
     if makes_pairs and data.response_column == data.chosen_column:
         # The better answer of preferences is the response.

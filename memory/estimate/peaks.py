@@ -276,7 +276,7 @@ class StepEstimate:
         """A block at work, its weights in the compute dtype, and the gradients of weights.
 
         Args:
-            complete: later blocks of the stack whose backward is done. held: weights of blocks whose gradients are
+            complete: later blocks of the stack whose backward is done. complete_weights: of blocks whose gradients are
                 complete.
         """
         learns = self._work.learns[stack]

@@ -249,8 +249,8 @@ class ExecutionPlan:
         accumulation_passes: of one step; more than one holds all gradients.
         saved_blocks: blocks whose activations are saved for backward; the others are recomputed.
         storage, compute: dtype names of the weights at rest and in products.
-        malloc: one of `limits.MALLOCS`, see `devices.malloc`.
-        source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
+        malloc: one of `devices.sizes.MALLOCS`, see `devices.malloc`.
+        source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`devices.sizes.filled_tokens`).
         kernels: whether compiled kernels compute where they can (`devices.kernels`).
         scores: elements of attention's scores that a GPU forms at a time (`devices.base`); 0: a CPU's tiles.
         weights_in: one of `WEIGHTS_IN`, where offloaded weights are kept.

@@ -136,9 +136,8 @@ def head_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     """
     published = class_named(raw)
     head = raw.get("head", published.head)
-    facts = MODEL_HEADS.get(
-        str(head), MODEL_HEADS["none"]
-    )  # A word that is no head is refused with all other settings.
+    # A word that is no head is refused with all other settings.
+    facts = MODEL_HEADS.get(str(head), MODEL_HEADS["none"])
     if facts.writes_text:
         return {"head": head}
     fixed = published.fixed or ENCODER_CLASS.fixed

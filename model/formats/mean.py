@@ -70,9 +70,8 @@ def _means(parts: Sequence[Any], like: Tensor) -> Iterator[Tensor]:
     """The mean of one tensor of several files, in pieces of whole rows."""
     rows = max(1, FILE_CHUNK_BYTES // (4 * math.prod(like.shape[1:])))
     for first in range(0, len(like), rows):
-        total = parts[0][first : first + rows].to(
-            torch.float32, copy=True
-        )  # Nothing may be written into the mapped file.
+        # A copy, because nothing may be written into the mapped file.
+        total = parts[0][first : first + rows].to(torch.float32, copy=True)
         for part in parts[1:]:
             total += part[first : first + rows].float()
         yield total.div_(len(parts)).to(like.dtype)

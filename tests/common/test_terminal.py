@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from common.terminal import shortened, width
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -30,3 +32,11 @@ def test_refusals_fit_the_terminal_and_are_one_line_elsewhere() -> None:
     assert lines[-1].endswith("did you mean tiny?")
     piped = subprocess.run(command, capture_output=True, text=True).stderr
     assert len(piped.splitlines()) == 2 and " ".join(piped.split()) == " ".join(output.decode().split())
+
+
+@pytest.mark.parametrize("letter", ["a", "中", "e\u0301"])
+def test_the_middle_of_a_name_is_left_out(letter: str) -> None:
+    """Also of a whole document, which a preview shows: the time does not grow by the square of its length."""
+    name = shortened(f"begin{letter * 10**5}end", 21)
+    assert name.startswith(f"begin{letter}") and name.endswith(f"{letter}end") and "…" in name
+    assert 20 <= width(name) <= 21 and shortened("begin", 5) == "begin"

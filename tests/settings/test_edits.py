@@ -116,6 +116,7 @@ def test_the_line_of_an_edit_is_known() -> None:
         ("class T5ModelConfig:\n    max_seq_len = 256", "DataConfig"),
         ("d_model = 384", "T5ModelConfig"),
         ("class TrainConfig:\n    max_steps = open('x')", "max_steps"),
+        ("class T5ModelConfig:\n    d_model += 2", "d_model"),
         ("class T5ModelConfig:\n    d_model: 384", "d_model = 384"),
         ("class TrainConfig:\n    max_steps：int = 3", "config.py"),
     ],

@@ -221,6 +221,7 @@ def test_gbk_is_recognised_and_the_whole_file_is_to_be_converted(tmp_path: Path,
     with pytest.raises(UserError, match="convert the whole file to UTF-8") as caught:
         rows_of(path, ("text",))
     assert "skip_bad_rows" not in str(caught.value)
+    assert "整个文件" in caught.value.problems[0].in_language("zh")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
