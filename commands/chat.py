@@ -33,7 +33,7 @@ from settings.errors import DoesNotFit, UserError, reason_of
 from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
-from training.evaluation.answers import decoder_of
+from training.evaluation.answers import new_decoder
 from training.loaded_model import LoadedModel
 from training.report.progress import Progress
 from training.setup.adapters import AdapterSet
@@ -62,7 +62,7 @@ def chat(config: Config) -> None:
     trained = answering.load()
     history_turns = config.chat.history_turns
     if history_turns == AUTO:
-        history_turns = ALL_TURNS if trained.template.turns else 0
+        history_turns = ALL_TURNS if trained.template.has_turns else 0
     writer = Writer(trained, config)
     session = Session(writer, config.chat.system_prompt, int(history_turns), trained.adapters, writer.remark)
     with watched(trained.monitor):
@@ -95,7 +95,7 @@ def greeting(trained: LoadedModel, history_turns: int | str, turns: int) -> list
                 command=command,
             )
         )
-    elif trained.template.turns and turns:
+    elif trained.template.has_turns and turns:
         notes.append(say("trained on conversations: it remembers earlier questions and answers; /reset clears them"))
     elif history_turns == AUTO:
         notes.append(
@@ -306,7 +306,7 @@ class Writer:
         self.num_questions += 1
         ids = self.fitted(turns, system)
         self.trained.rows_at_once(1, AnswerBatch.by(self.config.generate, 1, len(ids)))
-        decoder = decoder_of(self.trained.blockwise, self.config.generate.num_beams)
+        decoder = new_decoder(self.trained.blockwise, self.config.generate.num_beams)
         tokens = stream(decoder, ids, self.config.generate, seed=seed, tree=self.trained.tree)
         return pieces(self.trained.tokenizer, self._counted(tokens))
 

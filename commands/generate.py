@@ -194,7 +194,7 @@ class WrittenAnswers(AnswerWork):
         if rows == AUTO:
             # The longest prompt that may come decides the part; those that do come decide what is answered at once.
             longest = AnswerBatch.by(self.config.generate, ANSWERED_TOGETHER, self.config.data.max_seq_len)
-            rows = self.trained.answer_budget.rows(longest)
+            rows = self.trained.answer_budget.most_rows(longest)
         return max(1, int(rows)) * WINDOW_BATCHES
 
     def answers(self, prompts: Sequence[Prompt]) -> list[Answered]:

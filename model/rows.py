@@ -1,9 +1,9 @@
 """The rows of a micro-batch in memory.
 
-Token tensors have the shape (N, D): everything but attention works on single tokens. Where compiled kernels attend,
-rows lie end to end without padding. Elsewhere they are dense: rows of like length form a group, padded to one length,
-and groups lie end to end, so that a group is a view (rows, length, D) of its tokens (`model.row_groups`). Last come
-tokens that belong to no row, so that products meet few sizes.
+Token tensors have the shape (N, D): everything but attention works on single tokens. Where compiled kernels compute
+attention, rows lie end to end without padding. Elsewhere they are dense: rows of similar length form a group, padded to
+one length, and groups lie end to end, so that a group is a view (rows, length, D) of its tokens (`model.row_groups`).
+Filler tokens, which belong to no row, round N up at the end, so that matrix products see few different sizes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Rows:
     """Where each row begins and ends among N tokens.
 
     Args:
-        lengths: tokens of each row, B numbers, each at least 1.
-        keys: (B,) int64 on the host, one random number a row, from which what is dropped follows. None: no dropout is
-            possible.
-        filler: tokens at the end that belong to no row: nothing attends to them, no label judges them.
-        groups: how rows lie padded side by side; empty: they lie end to end without padding.
-    Memory: indices are made when first asked for and live as long as the rows: 8 bytes a token each.
+        lengths: number of tokens of each of the B rows, each at least 1.
+        keys: (B,) int64 on the host, one random key per row, which determines the row's dropout masks. None: dropout
+            cannot be used.
+        filler: number of tokens at the end that belong to no row: they are never attended to and have no label.
+        groups: the padded groups of dense rows; empty: rows lie end to end without padding.
+    Memory: index tensors are made on first use and kept as long as the rows: 8 bytes a token each.
     """
 
     lengths: tuple[int, ...]
@@ -42,7 +42,7 @@ class Rows:
 
     @cached_property
     def layout(self) -> tuple[PaddedGroup, ...]:
-        """The groups in which rows attend; without padding each row is one of its own."""
+        """The groups that attention processes; without padding, each row is a group by itself."""
         return self.groups or tuple(PaddedGroup((row,), length) for row, length in enumerate(self.lengths))
 
     @cached_property
@@ -76,17 +76,17 @@ class Rows:
         return all(self.lengths[row] == group.width for row in group.rows)
 
     @cached_property
-    def _made(self) -> dict[Any, Any]:
-        """What has been made of these rows, by name and device."""
+    def _cache(self) -> dict[Any, Any]:
+        """Everything derived from these rows so far, by the key given to `cached`."""
         return {}
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returns, made once for these rows and kept as long as they live."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        """The result of `make`, which is called once per key and kept as long as the rows."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
-    def _sent(self, name: str, device: torch.device, make: Callable[[], NDArray[Any]]) -> Tensor:
+    def _cached_on(self, name: str, device: torch.device, make: Callable[[], NDArray[Any]]) -> Tensor:
         tensor: Tensor = self.cached((name, device), lambda: place(torch.from_numpy(make()), device))
         return tensor
 
@@ -104,23 +104,24 @@ class Rows:
         return self._positions >= np.array(self.lengths, np.int64)[self._row_of_token]
 
     def row_of_token(self, device: torch.device) -> Tensor:
-        """(N,) int64: the row that each token belongs to; the filler counts to the last one."""
-        return self._sent("row", device, lambda: self._row_of_token)
+        """(N,) int64: the row that each token belongs to; filler tokens get that of the last token before them."""
+        return self._cached_on("row", device, lambda: self._row_of_token)
 
     def positions(self, device: torch.device) -> Tensor:
-        """(N,) int64: each token's place inside its row."""
-        return self._sent("position", device, lambda: self._positions)
+        """(N,) int64: each token's position inside its row."""
+        return self._cached_on("position", device, lambda: self._positions)
 
     def is_padding(self, device: torch.device) -> Tensor:
         """(N,) bool: which tokens are padding or filler."""
-        return self._sent("padding", device, lambda: self._is_padding)
+        return self._cached_on("padding", device, lambda: self._is_padding)
 
     def flatten(self, padded: Tensor, fill: int = 0) -> Tensor:
-        """Lay the tokens of (B, L, ...) as these rows lie, with `fill` for padding and filler: (N, ...)."""
+        """Convert a padded batch (B, L, ...) to the layout of these rows (N, ...), with `fill` in padding and filler."""
         last = padded.shape[1] - 1
         device = padded.device
         rows = self.row_of_token(device)
-        positions = self._sent(f"place up to {last}", device, lambda: np.minimum(self._positions, last))
+        # Padding may be longer here than in the batch; what it reads is overwritten with `fill`.
+        positions = self._cached_on(f"position up to {last}", device, lambda: np.minimum(self._positions, last))
         is_padding = self.is_padding(device).view(-1, *[1] * (padded.dim() - 2))
         return padded[rows, positions].masked_fill(is_padding, fill)
 
@@ -131,46 +132,47 @@ class Rows:
         return values.index_select(0, self.token_index(values.device, self.row_tokens))
 
     def token_index(self, device: torch.device, size: int) -> Tensor:
-        """(size,) int64: where the tokens lie, row after row, and zeros behind the last."""
+        """(size,) int64: the index of each token, row after row, without padding; then zeros up to `size`."""
 
         def make() -> NDArray[np.int64]:
             ends = np.cumsum(self.lengths)
+            # The start of each row in this layout, relative to its start if rows had no padding:
             shifts = np.array(self.starts, np.int64) - (ends - self.lengths)
             index = np.arange(self.row_tokens) + np.repeat(shifts, self.lengths)
             return np.pad(index, (0, size - self.row_tokens))
 
-        return self._sent(f"token of {size}", device, make)
+        return self._cached_on(f"token of {size}", device, make)
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
-        """What belongs to each row of (N, ...): B tensors."""
+        """Split (N, ...) into the B rows, without padding and filler."""
         return self.tokens(values).split(self.lengths)
 
 
-def side_by_side(lengths: tuple[int, ...], keys: Tensor | None = None) -> Rows:
-    """Dense rows in one group, in their order."""
+def one_padded_group(lengths: tuple[int, ...], keys: Tensor | None = None) -> Rows:
+    """Dense rows in a single group: all padded to the longest, in the given order."""
     return _dense_rows(lengths, [tuple(range(len(lengths)))], keys, few_shapes=False)
 
 
 def dense_sides(
     sources: tuple[int, ...], targets: tuple[int, ...], keys: Tensor, few_shapes: bool = False
 ) -> tuple[Rows, Rows]:
-    """Dense rows of both sides, in the same groups, so that little is padded.
+    """Dense rows for encoder and decoder, grouped alike, with groups chosen so that there is little padding.
 
     Args:
-        sources: tokens of B rows.
-        targets: tokens of their answers: of the first answer of each row, of the second, ... The answers of a row lie
-            beside each other.
-        keys: (B,) of the rows.
-        few_shapes: whether libraries of the device keep something for each number of tokens or rows.
+        sources: source lengths of the B rows.
+        targets: target lengths of their answers: the first answer of all B rows, then the second of all, and so on. In
+            the layout, the answers of a row lie next to each other.
+        keys: (B,) dropout keys of the source rows; all answers of a row get its key.
+        few_shapes: whether to prefer few distinct shapes over little padding, as libraries cache something per shape.
     """
     count = len(sources)
-    answers = [range(first, first + count) for first in range(0, len(targets), count)]
-    groups = share_out([sources, *([targets[row] for row in rows] for rows in answers)], few_shapes)
-    target_groups = [tuple(rows[row] for row in group for rows in answers) for group in groups]
-    of_answers = keys.repeat(len(answers))
+    target_rows = [range(first, first + count) for first in range(0, len(targets), count)]  # One range for each answer.
+    groups = share_out([sources, *([targets[row] for row in rows] for rows in target_rows)], few_shapes)
+    target_groups = [tuple(rows[row] for row in group for rows in target_rows) for group in groups]
+    target_keys = keys.repeat(len(target_rows))
     return (
         _dense_rows(sources, groups, keys, few_shapes),
-        _dense_rows(targets, target_groups, of_answers, few_shapes),
+        _dense_rows(targets, target_groups, target_keys, few_shapes),
     )
 
 

@@ -30,7 +30,7 @@ from model.layers import FeedForward, RMSNorm, residual_dtype
 from model.lora.form import AdapterInfo
 from model.loss import IGNORED, LossSettings, MeanLoss, count_labels
 from model.quantization import embed, is_int8, product
-from model.rows import Rows, side_by_side
+from model.rows import Rows, one_padded_group
 from model.shapes import Role, inner_width, weights
 from settings.declared import T5ModelConfig
 
@@ -338,4 +338,4 @@ class T5(nn.Module):
         """Rows as this model attends to them, in their order: side by side, or for compiled kernels end to end."""
         if attends_compiled(self.d_kv, self.embedding.device):
             return Rows(lengths, keys)
-        return side_by_side(lengths, keys)
+        return one_padded_group(lengths, keys)

@@ -23,7 +23,7 @@ from serving.engine import MOST_WAITING, AnswerEngine, Capacity
 from settings.declared import Config, DataConfig, GenerateConfig
 from settings.fields import AUTO, Auto, listed
 from settings.tasks import MODEL_HEADS
-from training.evaluation.answers import decoder_of
+from training.evaluation.answers import new_decoder
 from training.loaded_model import LoadedModel
 
 PORT = 8400
@@ -104,7 +104,7 @@ def api_of(
     embedder = Embedder(trained, data)
     limit = trained.budget.limit()
     if MODEL_HEADS[shape.head].writes_text:
-        decoder = decoder_of(trained.blockwise)
+        decoder = new_decoder(trained.blockwise)
         capacity = _capacity(trained, AnswerBatch.by(generate, 1, data.max_seq_len), rows)
         request_memory = capacity.parts["requests"] - READING_BYTES
         # The heap may take more than planned, so that half of what the plan leaves stays free.

@@ -136,11 +136,11 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
         return model.answering(replace(batch, choices=choices))
 
     budget = AnswerBudget(predict, used_bytes + free_bytes, live.monitor)
-    batch_size = max(1, budget.rows(AnswerBatch.by(settings, rows, run.validation.longest[0])))
+    batch_size = max(1, budget.most_rows(AnswerBatch.by(settings, rows, run.validation.longest[0])))
 
     def at_once(batch: AnswerBatch) -> int:
         rows = min(batch.rows, batch_size)  # Long prompts may be answered in parts, which are more than the rows.
-        return max(1, budget.rows(replace(batch, rows=rows))) if budget.excess_bytes else rows
+        return max(1, budget.most_rows(replace(batch, rows=rows))) if budget.excess_bytes else rows
 
     parts = PromptParts.asked(run.tokenizer, run.tokenizer.template, settings)
     writer = AnswerWriter(live.engine.blockwise, settings, at_once, budget=budget, tree=run.tree, parts=parts)

@@ -115,7 +115,7 @@ class LoadedModel:
         least = replace(batch, rows=1 if requested == AUTO else int(requested))
         if not self.answer_budget.fits(least):
             raise self.too_little(least, self.predict(least), flag)
-        return self.answer_budget.rows(batch) if requested == AUTO else least.rows
+        return self.answer_budget.most_rows(batch) if requested == AUTO else least.rows
 
     def too_little(self, batch: AnswerBatch, parts: Mapping[str, int], flag: str = "generate_batch_size") -> DoesNotFit:
         """What writing would need, and the changes that help.

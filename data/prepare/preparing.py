@@ -327,7 +327,7 @@ def _make_shards(config: Config, job: Job, tokenizer_dir: Path, once: Once) -> t
             tokenizer_dir=tokenizer_dir,
             objective=job.task.name,
         )
-    tokenizer.template = replace(job.examples.template or tokenizer.template, turns=job.columns.has_turns)
+    tokenizer.template = replace(job.examples.template or tokenizer.template, has_turns=job.columns.has_turns)
     settings = _settings(job)
     identity = fingerprint([settings, tokenizer.fingerprint])
 
@@ -413,7 +413,7 @@ def _settings(job: Job) -> dict[str, object]:
     if job.sets:
         facts["validation_sets"] = list(job.sets)
     if job.examples.template not in (None, Template()):
-        facts |= job.examples.template.facts()
+        facts |= job.examples.template.as_dict()
     if job.examples.each_turn and job.columns.form != "plain":
         facts["expand_turns"] = True
     return facts | job.facts

@@ -109,7 +109,7 @@ def as_jinja(before: str, after: str, before_with_rules: str, after_with_rules: 
     """
     glue = '"" if ns.last in " \\n\\t\\r" and ns.last else "\\n"'  # the end of the question decides
     if after:
-        glue = _literal(glue_after(after))
+        glue = _literal(separator_after(after))
     return "".join(
         [
             '{%- set ns = namespace(rules="", last="") -%}',
@@ -126,7 +126,7 @@ def as_jinja(before: str, after: str, before_with_rules: str, after_with_rules: 
     )
 
 
-def glue_after(text: str) -> str:
+def separator_after(text: str) -> str:
     """What is between a question that ends so and its answer, in the turns before."""
     return " " if re.search(r"[!-~]\Z", text) else ""
 

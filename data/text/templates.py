@@ -1,12 +1,12 @@
-"""The encoder's text for a question and the turns before it.
+"""Prompt templates: how a question and the turns before it become the encoder's input text.
 
-A template is a text with {prompt} and, where wanted, {system}: "User: {prompt}\\nAssistant:". One turn fills it once;
-of several turns each earlier one is written by the same text with its answer after it, the newest last. So one text
-says how one question, a conversation and `chat` look, and nothing but it has to be remembered: it is in the model's
-folder beside the tokenizer. The decoder writes the bare response; no part of a template is ever learnt.
+A template is a text with {prompt} and optionally {system}: "User: {prompt}\\nAssistant:". A single question fills it
+once. In a conversation each question fills it once, followed by its answer, and the newest question comes last. So one
+text defines the format of single questions, of conversations and of `chat`, and it is all that is saved, in the model's
+folder next to the tokenizer. The decoder's targets are bare answers without any text of a template.
 
-Source: prefixes as tasks: Raffel et al. 2020 (arXiv 1910.10683), section 2.4; the words of `alpaca`:
-github.com/tatsu-lab/stanford_alpaca, without its preamble, which stands where {system} does.
+Source: task prefixes are from Raffel et al. 2020 (arXiv 1910.10683), section 2.4; the wording of `alpaca` is from
+github.com/tatsu-lab/stanford_alpaca, with {system} in place of its fixed preamble.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from common.language import join, say
 from common.storage import read_text
-from data.text.chat_templates import T5_TOKENS, as_jinja, glue_after, read_chat_template, render, special_tokens
+from data.text.chat_templates import T5_TOKENS, as_jinja, read_chat_template, render, separator_after, special_tokens
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO
@@ -38,7 +38,7 @@ TEMPLATES = {
     "question": "question: {prompt}",
     "chat_zh": "{system}\n问：{prompt}\n答：",
 }
-Turn = tuple[str, str]  # role and text
+Turn = tuple[str, str]  # (role, text)
 
 _JINJA = re.compile(r"\{[%{]")
 _FIELD = re.compile(r"\{([A-Za-z_]+)\}")
@@ -47,30 +47,32 @@ _SYSTEM_FIELD = re.compile(r"\{system\}\s*")
 
 @dataclass(frozen=True)
 class Template:
-    """How turns become the encoder's text. Make one with `Template.load`, or read that of a folder.
+    """Converts turns to the encoder's text. Make one with `Template.load`, or `Template.read` it from a folder.
 
     Args:
-        text: holds {prompt} once, and {system} once at most. prefix: comes before everything, such as "summarize: ".
-        name: what was asked for, for messages. turns: whether prompts with turns before them were learnt.
-        jinja: a chat template, which says all the words but for the prefix; text is not used then.
-        tokens: the tokenizer's special tokens, for a chat template.
+        text: contains {prompt} exactly once, and {system} at most once.
+        prefix: text before everything else, such as "summarize: ".
+        name: what `load` was called with: a name in TEMPLATES, or the template itself. It is what `save` writes.
+        has_turns: whether the model was trained on prompts that contain earlier turns.
+        jinja: a Jinja chat template, used instead of `text`; the prefix still comes before it.
+        tokens: the tokenizer's special tokens, which a chat template may refer to.
     """
 
     text: str = TEMPLATES[PLAIN]
     prefix: str = ""
     name: str = PLAIN
-    turns: bool = field(default=False, compare=False)
+    has_turns: bool = field(default=False, compare=False)
     jinja: str = ""
     tokens: dict[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
     def load(cls, name_or_text: str, prefix: str = "", tokens: Mapping[str, str] = T5_TOKENS) -> Template:
-        """Find a template by name, or take a text as one; in a text, backslash and n are a line end.
+        """Find a template by name, or make one from a text, in which the two characters backslash and n are a line end.
 
         Args:
             tokens: the special tokens that a chat template may name.
         Raises:
-            UserError: no such name, or a text without {prompt} or with an unknown place.
+            UserError: no such name, or a text without {prompt} or with another field than {prompt} and {system}.
         """
         name = name_or_text.strip()
         prefix = _unescaped(prefix)
@@ -106,7 +108,7 @@ class Template:
             content = json.loads(read_text(path))
             tokens = dict(content.get("special_tokens", {}))
             template = cls.load(str(content["prompt_template"]), str(content["source_prefix"]), tokens)
-            return replace(template, turns=content.get("turns") is True)
+            return replace(template, has_turns=content.get("turns") is True)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -115,110 +117,113 @@ class Template:
             ) from None
 
     def save(self, folder: str | Path) -> None:
-        """Write it into an existing folder, for `read`; a plain one needs no file."""
+        """Write the template into an existing folder, for `read`; the file of a plain one is removed instead."""
         path = Path(folder) / FILE_NAME
         if self.is_plain:
             path.unlink(missing_ok=True)
             return
-        facts = self.facts()
-        if self.turns:
-            facts["turns"] = True
-        text = json.dumps(facts, indent=1, ensure_ascii=False)
+        content = self.as_dict()
+        if self.has_turns:
+            content["turns"] = True
+        text = json.dumps(content, indent=1, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf8")
 
     @property
     def is_plain(self) -> bool:
-        """Whether a prompt stands alone, so that there is nothing to remember."""
-        return self == Template() and not self.turns
+        """Whether this is the default template without prefix or earlier turns, which need not be saved."""
+        return self == Template() and not self.has_turns
 
-    def facts(self) -> dict[str, Any]:
-        """What `read` needs, and what shards are known by."""
+    def as_dict(self) -> dict[str, Any]:
+        """The template as JSON: what `save` writes, and part of the key by which tokenized shards are reused."""
         tokens = {"special_tokens": self.tokens} if self.jinja else {}
         return {"prompt_template": self.name, "source_prefix": self.prefix, **tokens}
 
     def prompt(self, turns: Sequence[Turn], system: str | None = None) -> str:
-        """Write turns for the encoder.
+        """The encoder's text for a conversation.
 
         Args:
-            turns: role and text of each, the first first; roles "user", "assistant", and "system" for instructions that
-                were given with the turns. The last one is the user's: it is to be answered.
-            system: instructions for all turns; None: those of the turns, if any.
+            turns: (role, text) from the oldest to the newest, with the roles "user", "assistant" and "system". The last
+                one is the user's: the question to answer.
+            system: the system prompt; None: the texts of the system turns, if there are any.
         Raises:
             ValueError: the last turn is not the user's.
         """
         if system is None:
             system = "\n".join(text for role, text in turns if role == SYSTEM)
-        spoken = [turn for turn in turns if turn[0] != SYSTEM]
-        if USER not in dict(spoken[-1:]):
+        dialogue = [turn for turn in turns if turn[0] != SYSTEM]
+        if USER not in dict(dialogue[-1:]):
             raise ValueError(say("the last turn must be the user's"))
         if self.jinja:
-            rules = [(SYSTEM, system)] if system else []
-            messages = [{"role": role, "content": text} for role, text in rules + spoken]
+            system_turns = [(SYSTEM, system)] if system else []
+            messages = [{"role": role, "content": text} for role, text in system_turns + dialogue]
             return self.prefix + render(self.jinja, messages, self.tokens)
-        written = self.prefix
-        for role, text in spoken:
+        result = self.prefix
+        for role, text in dialogue:
             if role == USER:
-                written += self._filled(text, system)
-                system = ""  # The rules stand once, at the top.
+                result += self._fill(text, system)
+                system = ""  # Only the first question contains the system prompt.
             else:
-                written += f"{self._glue(written)}{text}\n"
-        return written
+                result += f"{self._answer_separator(result)}{text}\n"
+        return result
 
-    def question(self, written: str) -> str:
-        """The newest question in a text that `prompt` has written; the whole text where it was cut or is none of those.
+    def question(self, encoder_text: str) -> str:
+        """The newest question in a text that `prompt` returned; the whole text if it was truncated or made otherwise.
 
         Args:
-            written: may have lost blanks at both ends.
+            encoder_text: leading and trailing whitespace may be missing.
         """
-        before, after = self.around()
-        body = written.removeprefix(self.prefix.strip()).rstrip()
+        before, after = self.text_around_question()
+        body = encoder_text.removeprefix(self.prefix.strip()).rstrip()
         if not body.endswith(after.strip()):
-            return written
+            return encoder_text
         body = body.removesuffix(after.strip())
-        at = body.rfind(before.strip()) if before.strip() else 0
-        return written if at < 0 else body[at + len(before.strip()) :].strip()
+        start = body.rfind(before.strip()) if before.strip() else 0
+        return encoder_text if start < 0 else body[start + len(before.strip()) :].strip()
 
-    def around(self) -> tuple[str, str]:
-        """What stands before and behind a question that is alone, but for the prefix."""
+    def text_around_question(self) -> tuple[str, str]:
+        """The text before and after a single question without system prompt; the prefix is left out."""
         if not self.jinja:
-            before, after = self._filled("\0", "").split("\0")
+            before, after = self._fill("\0", "").split("\0")
             return before, after
         before, _, after = render(self.jinja, [{"role": USER, "content": "\0"}], self.tokens).partition("\0")
         return before, after
 
     def chat_template(self) -> str | None:
-        """The same as Jinja, for other programs; None where a prompt stands alone."""
+        """This template as a Jinja chat template, for other programs; None for a plain one."""
         if self.jinja:
+            # A Jinja expression that prints the prefix: {{- "summarize: " -}}
             prefix = f"{{{{- {json.dumps(self.prefix, ensure_ascii=False)} -}}}}" if self.prefix else ""
             return prefix + self.jinja
         if self.is_plain:
             return None
-        before_with_rules, after_with_rules = self.text.split("{prompt}")
-        return as_jinja(*self.around(), before_with_rules, after_with_rules, self.prefix)
+        before_with_system, after_with_system = self.text.split("{prompt}")
+        return as_jinja(*self.text_around_question(), before_with_system, after_with_system, self.prefix)
 
-    def _filled(self, prompt: str, system: str) -> str:
+    def _fill(self, prompt: str, system: str) -> str:
         text = self.text if system else _SYSTEM_FIELD.sub("", self.text)
         before, after = text.split("{prompt}")
         return before.replace("{system}", system) + prompt + after.replace("{system}", system)
 
-    def _glue(self, written: str) -> str:
-        """What is between a question and its answer in the turns before."""
-        if not written or written[-1].isspace():
+    def _answer_separator(self, text: str) -> str:
+        """What separates the answer of an earlier turn from the text before it."""
+        if not text or text[-1].isspace():
             return ""
-        return "\n" if self.text.endswith("{prompt}") else glue_after(written)
+        return "\n" if self.text.endswith("{prompt}") else separator_after(text)
 
 
 def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
-    """The template that the settings ask for; auto: the one beside the tokenizer, else plain.
+    """The template of the settings `prompt_template` and `source_prefix`.
+
+    auto: the one saved next to the tokenizer, else the tokenizer's chat template, else plain.
 
     Raises:
-        UserError: the settings or the file beside the tokenizer are wrong.
+        UserError: the settings or the file next to the tokenizer are wrong.
     """
     saved = Template.read(tokenizer_dir)
     asks_for_chat_template = data.prompt_template == CHAT_TEMPLATE
     chat_template = read_chat_template(tokenizer_dir) if saved is None or asks_for_chat_template else None
     if saved is None:
-        saved = replace(Template.load(chat_template or PLAIN), turns=chat_template is not None, tokens={})
+        saved = replace(Template.load(chat_template or PLAIN), has_turns=chat_template is not None, tokens={})
     name = saved.name if data.prompt_template == AUTO else data.prompt_template
     if asks_for_chat_template:
         if chat_template is None:
@@ -233,7 +238,7 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
     prefix = saved.prefix if data.source_prefix == AUTO else data.source_prefix
     tokens = saved.tokens or T5_TOKENS | special_tokens(tokenizer_dir)
     # Naming another template does not change what the model was trained on.
-    return replace(Template.load(name, prefix or "", tokens), turns=saved.turns)
+    return replace(Template.load(name, prefix or "", tokens), has_turns=saved.has_turns)
 
 
 def _unescaped(text: str) -> str:

@@ -19,7 +19,7 @@ from devices.processor import AMX_BF16, AVX2, AVX512_BF16
 from devices.sizes import ANSWERED_TOGETHER, SAMPLE_TOKENS
 from memory.estimate.precision import QUANTIZED, dtype_bytes
 from memory.estimate.shapes import Shapes
-from memory.estimate.weight_offload import moving_seconds
+from memory.estimate.weight_offload import transfer_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import inner_width, is_gated, weight_counts
 from settings.declared import Config, T5ModelConfig
@@ -170,7 +170,7 @@ def predict_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, pac
         weights += widening * choice.accumulation_passes * work.counts["total"]
     busy += 4 * weights / pace.memory_rate
     # Offloaded weights are waited for, forward and back, each beside what it computes.
-    bringing, taking = moving_seconds(work, choice, machine, COPY_RATE)
+    bringing, taking = transfer_seconds(work, choice, machine, COPY_RATE)
     bringing *= choice.accumulation_passes
     forward = busy / passes
     waiting = max(0.0, bringing - forward) + max(0.0, bringing + taking - (busy - forward))
@@ -286,7 +286,7 @@ def predict_times(work: Workload, choice: ExecutionPlan, machine: Machine, sched
     weights = work.model.num_decoder_layers * work.counts["decoder"] + work.counts["embedding"]
     products = 2 * schedule.beams * weights / machine.rate(choice.compute)
     token = 4 * weights / pace.memory_rate + products + work.model.num_decoder_layers * pace.block_seconds
-    bringing, _ = moving_seconds(work, choice, machine, COPY_RATE)
+    bringing, _ = transfer_seconds(work, choice, machine, COPY_RATE)
     # Adapters are saved alone, in fp32.
     saved_bytes = 4 * work.learning.adapters or work.counts["total"] * dtype_bytes(choice.storage)
     seconds = (

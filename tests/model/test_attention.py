@@ -157,10 +157,10 @@ def test_memory_is_linear_in_length() -> None:
 import math
 from model.attention import attend
 from model.dropout import Dropout
-from model.rows import side_by_side
+from model.rows import one_padded_group
 
 def work(length):
-    rows = side_by_side((length,))
+    rows = one_padded_group((length,))
     q, k, v = (torch.randn(length, 4, 16).requires_grad_() for _ in range(3))
     bias = torch.randn(4, 2 * length - 1).requires_grad_()
     attend(q, k, v, bias, (rows, rows), False, Dropout(0.0, rows)).sum().backward()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model.dropout import Dropout
-from model.rows import Rows, side_by_side
+from model.rows import Rows, one_padded_group
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ def test_sites_rows_and_tokens_are_independent(compiled: bool) -> None:
 
 
 def test_relu_and_dropout_keep_one_activation_and_give_its_gradient() -> None:
-    dropout = Dropout(0.4, side_by_side((16,), keys(1)))
+    dropout = Dropout(0.4, one_padded_group((16,), keys(1)))
     x = torch.randn(16, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     leaf = x.clone().requires_grad_()
     dropout.begin(CPU)

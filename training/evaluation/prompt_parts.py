@@ -37,7 +37,7 @@ class PromptParts:
         """Those that the settings ask for; None where prompts are answered whole."""
         return cls(tokenizer, template, settings) if settings.split_prompts else None
 
-    def answered(
+    def answer_in_parts(
         self, inputs: Sequence[list[int]], write: Callable[[list[list[int]]], list[list[int]]]
     ) -> list[list[int]]:
         """Token ids of one answer to each prompt; with end of text, unless one of its parts was cut by the longest

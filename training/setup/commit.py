@@ -1,4 +1,7 @@
-"""Stage 6: what is checked last, and the run's folder, made or reopened. Nothing was written for the run before."""
+"""Stage 6 of the setup: the last checks, then the run's folder is made or reopened.
+
+No earlier stage writes anything into it.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +27,26 @@ from training.setup.hub import create_repository
 from training.setup.resolved import ResolvedRun
 from training.setup.schedules import long_run_rate
 
-FEW_STEPS = 200  # Random weights learn too little in fewer.
-USEFUL_STEPS = 1000  # This is proposed instead of too few.
-ABOVE_BOUND = 1.05  # Below this factor on the rate that weights bear, nothing is said.
-WIDE_BYTES = 3  # A file with more bytes a weight holds float32: in bfloat16 or float16 it would have two.
+FEW_STEPS = 200  # Training from random weights gives nothing useful in fewer steps.
+USEFUL_STEPS = 1000  # The number of steps that the warning proposes instead.
+RATE_TOLERANCE = 1.05  # A learning rate up to this factor above the stable maximum gives no warning.
+FLOAT32_BYTES = 3  # A file with at least so many bytes a weight holds float32 (4), not bfloat16 or float16 (2).
 
 
-def commit(run: ResolvedRun, lock: RunLock, record: Mapping[str, Any]) -> list[str]:
-    """Check disk and the hub's repository, then make the run's folder, or reopen it.
+def commit(run: ResolvedRun, lock: RunLock, overrides: Mapping[str, Any]) -> list[str]:
+    """Check the disk, create the Hugging Face Hub repository if one is asked for, then make or reopen the run's folder.
 
     Args:
-        record: settings that the folder keeps with another value than the run has.
+        overrides: settings that are saved in the run's folder with these values instead of those that the run uses.
     Returns:
         warnings, for the log.
     Raises:
         UserError: the disk has no room, or the folder cannot be written.
     """
-    notes = [*warnings_of(run), *run.group.run_on_main(partial(_room_on_disk, run))]
+    notes = [*start_notes(run), *run.group.run_on_main(partial(_check_disk, run))]
     if run.config.run.push_to_hub is not None:
         run.group.run_on_main(partial(create_repository, run.config.run.push_to_hub))
-    run.group.run_on_main(partial(_open_folder, run, lock, record))
+    run.group.run_on_main(partial(_open_folder, run, lock, overrides))
     if run.group.is_first_here:
         note_attempt(run.run_dir)
     if lock.warning:
@@ -65,9 +68,10 @@ def headline(run: ResolvedRun) -> str:
     )
 
 
-def warnings_of(run: ResolvedRun) -> Iterator[str]:
-    """What is to be told of a run before its first step: where it goes on, and what its settings may do that nobody has
-    asked for.
+def start_notes(run: ResolvedRun) -> Iterator[str]:
+    """Notes for the log before the first step: where a resumed run continues, and settings that may surprise the user.
+
+    These are too few steps, a narrower storage dtype than that of the model's file, and an unstable learning rate.
     """
     config = run.spec.config
     steps = run.spec.counted
@@ -76,23 +80,24 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
     if run.is_resumed:
         text = "{run} continues after step {step} of {total}"
         yield say(text, run=run.config.run.run_name, step=f"{run.state.step:,}", total=total)
-    elif run.start is None:
+    elif run.start is None:  # The run begins with random weights.
         if config.train.max_steps == config.train.epochs == AUTO and steps.max_steps < FEW_STEPS:
             text = "{steps} are too few to train from random weights; --max_steps={more} repeats the same data"
             yield say(text, steps=total, more=USEFUL_STEPS)
     elif config.memory.mixed_precision == AUTO and config.memory.memory_mode != "ultra" and not config.lora.lora_rank:
         file_bytes = TensorHeaders(run.start.base).file_bytes
-        if storage != "float32" and file_bytes >= WIDE_BYTES * weight_counts(config.model)["total"]:
+        if storage != "float32" and file_bytes >= FLOAT32_BYTES * weight_counts(config.model)["total"]:
             text = (
                 "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, at half "
                 "the size; --mixed_precision=no keeps float32"
             )
             yield say(text, model=run.base, size=format_size(file_bytes), storage=storage)
-    # The steps of adamw do not go with a weight's size, and the matrices of adapters begin at zero.
+    # The bound on the learning rate is for updates that are relative to a weight's size. Those of adamw are not, and
+    # adapters have a matrix that begins at zero.
     if config.train.optimizer == "adamw" or config.lora.lora_rank:
         return
     stable_rate = long_run_rate(steps.lr_schedule, steps.warmup_steps, steps.max_steps)
-    if steps.learning_rate > ABOVE_BOUND * stable_rate:
+    if steps.learning_rate > RATE_TOLERANCE * stable_rate:
         text = (
             "a learning rate of {rate} over {steps} can make the weights diverge; --learning_rate={most} is the "
             "stable maximum for this schedule ({schedule})"
@@ -101,28 +106,29 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
         yield say(text, rate=rate, steps=total, most=f"{stable_rate:.2g}", schedule=steps.lr_schedule)
 
 
-def _room_on_disk(run: ResolvedRun) -> list[str]:
+def _check_disk(run: ResolvedRun) -> list[str]:
+    """Refuse the run if its first checkpoint does not fit on the disk; notes if only later ones do not."""
     if run.state.step >= run.spec.counted.max_steps:
-        return []  # What is left is published, which takes no room.
+        return []  # All steps are done; the model is only published, which takes no more disk space.
     output_dir = run.config.run.output_dir
     choice = run.spec.plan.choice
+    need = disk_need(run.config, choice.storage, choice)
     with writing("output_dir", output_dir):
-        problems, notes = too_full(
-            disk_need(run.config, choice.storage, choice), output_dir, folder_bytes(run.run_dir / "checkpoints")
-        )
+        problems, notes = too_full(need, output_dir, folder_bytes(run.run_dir / "checkpoints"))
     refuse(problems)
     return notes
 
 
-def _open_folder(run: ResolvedRun, lock: RunLock, record: Mapping[str, Any]) -> None:
+def _open_folder(run: ResolvedRun, lock: RunLock, overrides: Mapping[str, Any]) -> None:
     config = run.config
+    # A tokenizer folder inside one of this run's checkpoints is deleted with that checkpoint.
     if Path(config.data.tokenizer_dir).resolve().is_relative_to((run.run_dir / "checkpoints").resolve()):
-        record = {**record, "tokenizer_dir": AUTO}  # The checkpoint that lends its own will go.
+        overrides = {**overrides, "tokenizer_dir": AUTO}
     if config.train.is_keep_training:
         resume_run(run.run_dir)
         with writing("output_dir", config.run.output_dir):
-            with atomic_file(run.run_dir / SETTINGS_FILE) as fresh:
-                config.save(fresh, **record)
+            with atomic_file(run.run_dir / SETTINGS_FILE) as settings_file:
+                config.save(settings_file, **overrides)
             Checkpoints(run.run_dir, config.train.keep_latest_n_ckp).finish_last_save()
     else:
         refuse(lock.acquire(run.run_dir))
@@ -131,7 +137,7 @@ def _open_folder(run: ResolvedRun, lock: RunLock, record: Mapping[str, Any]) -> 
             config.run.run_name,
             run.task.run_kind(config.train.is_finetune),
             overwrite=config.run.overwrite,
-            fill=lambda folder: config.save(folder / SETTINGS_FILE, **record),
+            fill=lambda folder: config.save(folder / SETTINGS_FILE, **overrides),
             objective=run.prepared.objective,
         )
     with writing("output_dir", config.run.output_dir):

@@ -40,7 +40,7 @@ def messages(turns: list[Turn]) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", OURS)
 def test_ours_says_the_same_in_jinja(name: str) -> None:
-    template = replace(Template.load(name, "summarize: "), turns=True)
+    template = replace(Template.load(name, "summarize: "), has_turns=True)
     source = template.chat_template()
     assert source is not None
     for turns in TALKS:
@@ -62,7 +62,7 @@ def test_the_template_of_a_folder_is_read_and_kept(tmp_path: Path, file: str) ->
     words = "<U>a</U>\n<A>b</A>\n<U>c</U>\n<A>"
     assert template.prompt([(USER, "a"), (ASSISTANT, "b"), (USER, "c")]) == words
     assert template.question(words) == "c"
-    assert template.turns, "a chat template is for conversations"
+    assert template.has_turns, "a chat template is for conversations"
     tokenizer = Tokenizer.load(tmp_path)
     tokenizer.template = template
     tokenizer.save(tmp_path / "next")
@@ -194,7 +194,7 @@ def test_a_folders_template_has_the_folders_tokens_wherever_it_is_copied(tmp_pat
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     template = template_of(data_settings(), tmp_path)
     assert template.prompt([(USER, "a")]) == "<s>a<sep></s>"
-    assert template.around() == ("<s>", "<sep></s>")
+    assert template.text_around_question() == ("<s>", "<sep></s>")
     (tmp_path / "next").mkdir()
     template.save(tmp_path / "next")
     assert template_of(data_settings(), tmp_path / "next") == Template.read(tmp_path / "next") == template
