@@ -1,12 +1,12 @@
-"""The interface that CUDA, MPS, the CPU and the tests' fake device fulfil, and the traits by which work is cut on each.
+"""The interface of all devices (CUDA, MPS, CPU and the tests' fake one), and the sizes in which each computes.
 
-The rest of the program asks here and never names a backend. Memory figures speak of what this process holds from the
-device, cached blocks included, because that is what other programs cannot use.
+The rest of the program uses this interface and never names a backend. Memory figures are what this process has
+allocated from the device, cached blocks included, because other programs cannot use those either.
 
-A processor works in chunks that stay in its cache. A GPU starts a kernel for each operation, which takes microseconds
-whatever it computes: there the pieces are as large as memory allows, nothing is looked at from the host, and what is
-small is computed on the host and copied once. The device "meta", on which nothing is computed, takes the traits it
-stands for: launches and memory of a step are counted so without a GPU.
+A CPU computes in chunks that stay in its cache. A GPU launches a kernel for each operation, which takes microseconds
+whatever it computes: there the chunks are as large as memory allows, the host never reads a value, and small tensors
+are computed on the host and copied once. Tensors on the device "meta" hold no values; with the traits of a GPU
+(`override_traits`) they serve to count the launches and the memory of a step without a GPU.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ from devices.sizes import (
 )
 from devices.threads import most_threads
 
-# Sizes and times of the measurement: a slow dtype must end it at a tiny product, a fast one needs a large product;
-# each size is repeated for a while, because other programs on the machine can only make a product slower.
+# `multiply_rate` measures square products of growing size, since a fast dtype reaches its rate only in large ones; for a
+# slow dtype it stops early. The best of several repeats counts, because other programs can only make a product slower.
 FIRST_SIDE = 64
 LAST_SIDE = 1024
-LONG_SECONDS = 4e-3
-REPEAT_SECONDS = 15e-3
-UPLOAD_ALIGNMENT = 256  # Bytes that tensors which are copied together begin at.
-COPIED_BYTES = 64 * 2**20  # This is far above any processor's cache.
-WAITING_FACTOR = 2.0  # Twice the side is eight times the work: a rate that grows by more than this was mostly waiting.
+LONG_SECONDS = 4e-3  # A product that takes longer is large enough.
+REPEAT_SECONDS = 15e-3  # Each size is repeated for so long.
+# Doubling the side is eight times the work. If the rate still grows by more than this factor, most of the smaller
+# product's time was spent waiting for a core.
+WAITING_FACTOR = 2.0
+UPLOAD_ALIGNMENT = 256  # Tensors that are copied together start at multiples of this many bytes.
+COPIED_BYTES = 64 * 2**20  # `copy_rate` copies so much, which is far above any processor's cache.
 HOST_OUT_OF_MEMORY = (
     "defaultcpuallocator: can't allocate memory",
     "not enough memory: you tried to allocate",
@@ -59,18 +61,19 @@ HOST_OUT_OF_MEMORY = (
 
 @dataclass(frozen=True)
 class DeviceTraits:
-    """How work is cut on one kind of device.
+    """Chunk sizes and capabilities of one kind of device.
 
     Args:
-        is_host: the tensors lie where the program runs: looking at a number costs nothing.
-        scores: elements of attention's scores formed at a time. update: of weights updated at a time.
-        summed: of tokens' gradients summed at a time.
-        is_fused: torch's memory-efficient attention computes, dropout and the gradient of the bias included.
-        is_multi_tensor: one kernel writes many tensors.
-        is_pinned: copies from pinned memory are waited for by nobody.
-        largest_inner: most terms of each sum of a product; None: any.
-        tile: rows of a product that are computed together, so that a few more take as long as as many again.
-        has_compiler: torch compiles pointwise kernels at run time (`devices.pointwise`).
+        is_host: whether tensors lie in host memory, so that reading a value does not synchronize.
+        scores: elements of attention scores that are computed at a time.
+        update: elements of weights that the optimizer updates at a time.
+        summed: elements of token gradients that are summed at a time, for the embedding.
+        is_fused: whether torch's memory-efficient attention is used, with dropout and the gradient of the bias.
+        is_multi_tensor: whether torch's `_foreach` functions run one kernel for many tensors.
+        uses_pinned_memory: whether copies from pinned memory are asynchronous.
+        max_inner_size: largest inner dimension of a matrix product; None: no limit.
+        tile: a product computes so many rows together, so that its time grows in steps of this many rows.
+        has_compiler: whether torch compiles pointwise kernels at run time (`devices.pointwise`).
     """
 
     is_host: bool
@@ -79,39 +82,41 @@ class DeviceTraits:
     summed: int
     is_fused: bool = False
     is_multi_tensor: bool = False
-    is_pinned: bool = False
-    largest_inner: int | None = None
+    uses_pinned_memory: bool = False
+    max_inner_size: int | None = None
     tile: int = 1
     has_compiler: bool = False
 
-    def terms_of_sums(self, count: int) -> int:
-        """Terms of each sum of a product that would have so many: they are formed in parts where that is too many."""
-        return self.largest_inner or count
+    def inner_chunk(self, size: int) -> int:
+        """In chunks of which length a product with this inner dimension has to be computed."""
+        return self.max_inner_size or size
 
     def with_scores(self, count: int) -> DeviceTraits:
-        """The traits with so many scores at a time; and no more weights."""
+        """The same traits with `count` attention scores at a time, and weight updates in chunks that suit this size."""
         return replace(self, scores=count, update=update_elements(count))
 
 
 HOST = DeviceTraits(True, TILE_ELEMENTS, UPDATE_ELEMENTS, SUMMED_ELEMENTS)
 GPU = DeviceTraits(False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS, tile=DEVICE_TILE)
-CUDA = replace(GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True, has_compiler=True)
-MPS = replace(GPU, largest_inner=MPS_INNER, has_compiler=True)
+CUDA = replace(
+    GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, uses_pinned_memory=True, has_compiler=True
+)
+MPS = replace(GPU, max_inner_size=MPS_INNER, has_compiler=True)
 _traits = {"cpu": HOST, "cuda": CUDA, "mps": MPS, "meta": HOST}
 
 
 def traits_of(device: torch.device) -> DeviceTraits:
-    """The traits of a device; a GPU of a kind that is not known here has none of the special operations."""
+    """The traits of a device; unknown kinds count as GPUs without special capabilities."""
     return _traits.get(device.type, GPU)
 
 
 def is_host(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies where the program runs."""
+    """Whether a tensor lies in host memory."""
     return traits_of(tensor.device).is_host
 
 
 def has_fused(device: torch.device) -> bool:
-    """Whether torch's fused kernels compute on a device."""
+    """Whether torch's fused kernels are used on a device."""
     return traits_of(device).is_fused
 
 
@@ -123,15 +128,15 @@ def seed_generator(device: torch.device, seed: int) -> None:
         torch.get_device_module(device).manual_seed(seed)
 
 
-def form_scores(count: int) -> None:
-    """From now on GPUs form so many scores of attention at a time: what a run's plan has chosen."""
+def set_score_elements(count: int) -> None:
+    """Let GPUs compute so many attention scores at a time from now on, as the run's plan says; 0: the default."""
     for name in ("cuda", "mps"):
         _traits[name] = _traits[name].with_scores(count or DEVICE_SCORES)
 
 
 @contextmanager
 def override_traits(name: str, traits: DeviceTraits) -> Iterator[None]:
-    """Other traits for tensors on the device of this name until the context ends: for counting and for tests."""
+    """Replace the traits of devices of a torch type, such as "meta", until the context ends; for counts and tests."""
     before = _traits[name]
     _traits[name] = traits
     try:
@@ -140,8 +145,8 @@ def override_traits(name: str, traits: DeviceTraits) -> Iterator[None]:
         _traits[name] = before
 
 
-# The words of the setting `mixed_precision`.
-WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+# Values of the setting `mixed_precision`:
+PRECISION_WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 REASONS = {
     torch.float32: say("fp32 products: bf16 ones are not faster here; weights may still be stored in bf16"),
     torch.bfloat16: say("bf16 products: fast here"),
@@ -155,7 +160,7 @@ class DtypeChoice:
 
     dtype: torch.dtype
     reason: str
-    as_requested: bool  # False: tell the user once what is used instead
+    as_requested: bool  # If False, the user is told once what is used instead.
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -164,13 +169,15 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of a name without its library."""
+    """The dtype of a name like "float32"."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 class _Uploads(threading.local):
-    waiting: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # What `place` has returned, and what it will hold.
+    # Pairs of an empty device tensor that `place` has returned and the host tensor that it will hold; None outside of
+    # `placed_together`.
+    pending: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
 
 _uploads = _Uploads()
@@ -178,64 +185,66 @@ _uploads = _Uploads()
 
 @contextmanager
 def placed_together() -> Iterator[None]:
-    """What `place` brings to a GPU until the context ends goes there in one copy, as it ends; nothing may read it
-    before.
+    """Collect the tensors that `place` sends to a GPU inside this context, and copy them all at once when it ends.
 
-    Each copy to MPS waits for all that has been started there. Of contexts inside each other the first that ends sends
-    all.
+    Until then the tensors that `place` returned are empty and must not be read. One copy is better than many, since
+    each copy to MPS waits for all kernels launched before. If contexts are nested, the inner one copies everything when
+    it ends.
     """
-    _uploads.waiting = _uploads.waiting or []
+    _uploads.pending = _uploads.pending or []
     try:
         yield
-        waiting = _uploads.waiting
-        _uploads.waiting = None
-        if waiting:
-            _send(waiting)
+        pending = _uploads.pending
+        _uploads.pending = None
+        if pending:
+            _upload(pending)
     finally:
-        _uploads.waiting = None
+        _uploads.pending = None
 
 
-def _send(waiting: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    sizes = [-(-tensor.nbytes // UPLOAD_ALIGNMENT) * UPLOAD_ALIGNMENT for _, tensor in waiting]
+def _upload(pending: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy host tensors to the device in one buffer, and let the device tensors be views of it."""
+    sizes = [-(-tensor.nbytes // UPLOAD_ALIGNMENT) * UPLOAD_ALIGNMENT for _, tensor in pending]
     on_host = torch.empty(sum(sizes), dtype=torch.uint8)
-    for part, (_, tensor) in zip(on_host.split(sizes), waiting, strict=True):
+    for part, (_, tensor) in zip(on_host.split(sizes), pending, strict=True):
         part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    on_device = place(on_host, waiting[0][0].device)
-    for part, (target, tensor) in zip(on_device.split(sizes), waiting, strict=True):
+    on_device = place(on_host, pending[0][0].device)
+    for part, (target, tensor) in zip(on_device.split(sizes), pending, strict=True):
         target.data = part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
-def place(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
-    """Bring a small tensor of the host to a device. A GPU gets it from pinned memory, so that nothing waits for the
-    copy.
+def place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a small host tensor to a device, with CUDA asynchronously from pinned memory; see also `placed_together`.
 
-    Source: PyTorch notes "CUDA semantics", use of pinned memory buffers; its host allocator keeps the buffer until
-    then.
+    Source: PyTorch notes "CUDA semantics", use of pinned memory buffers; torch's host allocator keeps the pinned buffer
+    until the copy is done.
     """
-    if where.type == "cpu" or tensor.device.type != "cpu":
-        return tensor.to(where)
-    if _uploads.waiting is not None and not traits_of(where).is_host:
-        _uploads.waiting.append((torch.empty(0, dtype=tensor.dtype, device=where), tensor))
-        return _uploads.waiting[-1][0]
-    if not traits_of(where).is_pinned:
-        return tensor.to(where)
-    return tensor.pin_memory().to(where, non_blocking=True)
+    if device.type == "cpu" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    if _uploads.pending is not None and not traits_of(device).is_host:
+        on_device = torch.empty(0, dtype=tensor.dtype, device=device)
+        _uploads.pending.append((on_device, tensor))
+        return on_device
+    if not traits_of(device).uses_pinned_memory:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Device(ABC):
-    """One place where tensors live and products run.
+    """A device that holds tensors and computes: its memory, its speed and its dtypes.
 
     Args:
         torch_device: the device to give to torch.
     """
 
     name: str  # "cpu", "cuda" or "mps"
-    copies_beside = False  # Copies to and from the host run beside the computation.
-    serves_several = True  # Several processes can train on such devices together.
+    overlaps_copies = False  # Copies to and from the host run during the computation.
+    supports_several_processes = True  # Several processes can train together on such devices.
     is_separate_memory = False  # Its tensors lie outside the machine's RAM.
-    reuses_cache = False  # Cached blocks serve tensors of other sizes: emptying the cache by schedule only costs time.
-    out_of_memory_words: tuple[str, ...] = ()  # Words of the backend's own messages, in lower case.
-    largest_side = LAST_SIDE  # Products up to this side are measured: a device with more units needs more work.
+    # The allocator can split cached blocks for tensors of other sizes, so that emptying the cache regularly gains nothing.
+    reuses_cache = False
+    out_of_memory_words: tuple[str, ...] = ()  # Parts of the backend's error messages, in lower case.
+    largest_side = LAST_SIDE  # Products up to this side are measured; GPUs reach their rate only in larger ones.
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
@@ -247,12 +256,12 @@ class Device(ABC):
 
     @classmethod
     def why_missing(cls) -> str:
-        """Why none can be used here; empty where one can."""
+        """Why this machine has no usable device of this kind; empty where it has one."""
         return ""
 
     @classmethod
     def count(cls) -> int | None:
-        """How many there are here; None: one, which all processes share."""
+        """How many such devices this machine has; None: one, which all processes share."""
         return None
 
     # -- memory, all in bytes; a device without memory of its own answers 0
@@ -278,7 +287,7 @@ class Device(ABC):
         return 0
 
     def memory_free_bytes(self) -> int:
-        """What tensors of this process may still take: free blocks of the device and idle ones of our own."""
+        """What tensors of this process may still take: free memory of the device and idle cached blocks of our own."""
         return 0
 
     def pinned_bytes(self) -> int:
@@ -308,12 +317,12 @@ class Device(ABC):
 
     @property
     def speed_class(self) -> str:
-        """The class of what computes: of the processor, or "cuda" or "mps"."""
+        """Key of the time estimates for such hardware: the class of the CPU ("amx_bf16", ...), "cuda" or "mps"."""
         return processor.here().name
 
     @property
     def computes_on(self) -> str:
-        """What computes, by name and class: whose measured speeds are whose."""
+        """Model name of the processor or GPU; measured speeds are kept under it."""
         return processor.describe_here()
 
     @property
@@ -323,7 +332,7 @@ class Device(ABC):
 
     @property
     def library_bytes(self) -> int:
-        """What its libraries of products keep from their first use."""
+        """Bytes that matrix libraries, such as cuBLAS, allocate on first use and never free."""
         return LIBRARIES_BYTES
 
     @property
@@ -332,15 +341,17 @@ class Device(ABC):
         return most_threads()
 
     def nominal_rate(self, dtype: torch.dtype) -> float:
-        """FLOP/s of products that such a device reaches: a fact of its class, which decides; 0 where nothing trains in
-        it.
+        """FLOP/s of matrix products that this class of hardware typically reaches; 0 if no run trains in this dtype.
+
+        It comes from a table, not from a measurement, so that plans depend on it alone and are reproducible.
         """
         return processor.here().rate(name_of(dtype), self.threads)
 
     def warm_up(self) -> None:
-        """Run the first products, whose libraries stay: what is measured after this includes them.
+        """Run some products so that the libraries are loaded before memory is measured.
 
-        In the sizes of `multiply_rate`, so that a process holds the same whether or not speeds were measured in it.
+        The sizes are those of `multiply_rate`, so that a process holds the same memory whether it measures speeds or
+        not.
 
         Memory: 2 x largest_side^2 elements, freed on return.
         """
@@ -353,17 +364,17 @@ class Device(ABC):
                 square @ square
                 side *= 2
         self.synchronize()
-        self._forget_products()
+        self._discard_measurement()
 
     def multiply_rate(self, dtype: torch.dtype) -> float:
-        """Multiplications and additions a second of a square matrix product, measured once, in about 0.1 s.
+        """FLOP/s of a square matrix product, measured once, in about 0.1 s.
 
-        For estimates of time and for people: a busy machine makes it less, so that nothing may be decided by it.
+        Only for time estimates and for display: it is lower on a busy machine, so no choice may depend on it.
         Memory: at most 2 x largest_side^2 elements, freed on return.
         """
         if dtype not in self._rates:
             self._rates[dtype] = self._measure_rate(dtype)
-            self._forget_products()
+            self._discard_measurement()
         return self._rates[dtype]
 
     def _measure_rate(self, dtype: torch.dtype) -> float:
@@ -376,8 +387,8 @@ class Device(ABC):
             while len(times) < 3 or (sum(times) < REPEAT_SECONDS and len(times) < 20):
                 times.append(self._time(square.__matmul__, square))
             rate = 2 * side**3 / min(times)
-            # On a busy machine a small product takes as long as its threads wait for a core, so that a large one is
-            # faster by its size; a dtype that is slow by itself is not.
+            # On a busy machine the time of a small product is mostly waiting for a core, so that the rate grows with
+            # the size. A dtype that is slow itself has much the same rate in all sizes.
             is_slow = min(times) >= LONG_SECONDS and side > FIRST_SIDE and rate < WAITING_FACTOR * best
             best = max(best, rate)
             side *= 2
@@ -390,26 +401,26 @@ class Device(ABC):
         self.synchronize()
         return max(time.perf_counter() - start, 1e-9)
 
-    def _forget_products(self) -> None:
-        """Neither the products that were measured nor their peak belong to a run."""
+    def _discard_measurement(self) -> None:
+        """Free what a measurement has cached, and reset the peak: both would otherwise count for the run."""
         self.cleanup()
         self.reset_peak()
 
     def copy_rate(self) -> float:
-        """Bytes a second that one copy reads and writes: the bandwidth that updates and pointwise work live on.
+        """Memory bandwidth in bytes a second, read and written, which limits optimizer updates and pointwise kernels.
 
         Memory: 2 x 64 MiB, freed on return.
         """
         source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=self.torch_device)
         target = torch.empty_like(source).copy_(source)
-        return 2 * COPIED_BYTES / min(self._time(target.copy_, source) for _ in range(5))  # Others only make it slower.
+        return 2 * COPIED_BYTES / min(self._time(target.copy_, source) for _ in range(5))
 
     def known_speed(self) -> Measured | None:
-        """What was measured of this device, here or in an earlier run; None: nothing yet."""
+        """The measured speeds of this device, of this run or an earlier one; None: not measured yet."""
         return machine_file.read(self._key)
 
     def measure(self) -> Measured:
-        """Measure the dtypes that a run may compute in, in some tenths of a second, and keep it in `machine_file`."""
+        """Measure the rate of each dtype that a run may compute in, in some tenths of a second, and save the rates."""
         rates = {name_of(dtype): self.multiply_rate(dtype) for dtype in self.rated_dtypes}
         return machine_file.keep(self._key, self.computes_on, self.threads, rates)
 
@@ -420,13 +431,13 @@ class Device(ABC):
         return machine_file.key_of(self.name, self.computes_on)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
-        """Dtypes whose products pay here, fastest first. fp32 is always among them; fp16 only where bf16 is not."""
+        """Dtypes worth computing in, fastest first. fp32 is always among them; fp16 only where bf16 is not."""
         if self.nominal_rate(torch.bfloat16) > FAST_FACTOR * self.nominal_rate(torch.float32):
             return (torch.bfloat16, torch.float32)
         return (torch.float32,)
 
     def choose_compute_dtype(self, requested: str = "auto") -> DtypeChoice:
-        """Choose the dtype of products. Weights may be stored in bf16 in either case.
+        """Choose the dtype of matrix products. Weights may be stored in bf16 whatever it is.
 
         Args:
             requested: `mixed_precision`: "auto", "no", "bf16" or "fp16".
@@ -439,7 +450,7 @@ class Device(ABC):
             "fp16": (torch.float16,) if self.multiplies_fp16() else fast,
         }
         dtype = choices[requested][0]
-        word = WORDS[dtype]
+        word = PRECISION_WORDS[dtype]
         if requested == "no":
             return DtypeChoice(dtype, say("fp32, as asked for"), True)
         if requested == "fp16" and word != requested:
@@ -447,7 +458,7 @@ class Device(ABC):
         return DtypeChoice(dtype, REASONS[dtype], requested in ("auto", word))
 
     def why_not_compiling(self) -> str:
-        """Why torch compiles no blocks here; empty where it can."""
+        """Why torch.compile cannot be used for blocks here; empty where it can."""
         return say("torch compiles for NVIDIA GPUs and processors only")
 
     def multiplies_fp16(self) -> bool:
@@ -455,19 +466,17 @@ class Device(ABC):
         return False
 
     def set_exact_fp32(self, exact: bool) -> None:
-        """Whether fp32 products keep all their bits, or may take a faster way that keeps the range and 10 of 23
-        bits.
-        """
+        """Whether fp32 products are exact, or may use TF32: the same range with 10 of 23 mantissa bits, but faster."""
         return None
 
     def carrier(self) -> Carrier:
-        """Copies of bytes between the host and this device by a thread beside the computation."""
+        """An object that copies between host and this device in a thread of its own, during the computation."""
         return Carrier(self.torch_device)
 
     # -- errors and placement
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an error says that memory, of the device or of the host, was refused. Looks at its causes too."""
+        """Whether an error, or one of its causes, is out of memory, of the device or of the host."""
         link: BaseException | None = error
         while link is not None and not self._says_out_of_memory(link):
             link = link.__cause__

@@ -37,7 +37,7 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
         UserError: the device asked for is not here, or there are more processes than GPUs.
     """
     kinds = backends()
-    serving = [name for name, kind in kinds.items() if kind.serves_several or local_processes == 1]
+    serving = [name for name, kind in kinds.items() if kind.supports_several_processes or local_processes == 1]
     # A backend that is not requested is not asked whether it is here: the question loads the driver of a GPU.
     name = requested if requested != AUTO else next(name for name in serving if not kinds[name].why_missing())
     if name not in kinds:

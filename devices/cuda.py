@@ -85,7 +85,7 @@ class CudaDevice(Device):
     """
 
     name = "cuda"
-    is_separate_memory = copies_beside = reuses_cache = True
+    is_separate_memory = overlaps_copies = reuses_cache = True
     largest_side = 4096  # Smaller products do not fill the multiprocessors.
     speed_class = "cuda"
     threads = 1

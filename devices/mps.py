@@ -71,7 +71,7 @@ class MpsDevice(Device):
     """The GPU of an Apple Silicon Mac; its memory is a share of the RAM."""
 
     name = "mps"
-    serves_several = False  # No backend of torch.distributed sums tensors that lie on it.
+    supports_several_processes = False  # No backend of torch.distributed sums tensors that lie on it.
     largest_side = 2048
     speed_class = "mps"
     threads = 1

@@ -5,18 +5,18 @@
     backward:  for each block from the last to the first: for each micro-batch: recompute if needed; backward through
         this block;
                then the optimizer in backward: all-reduce -> finite check -> update -> free the gradients
-    shared:    embedding, heads and position bias gather their gradients on the way and are updated at the end
+    shared:    embedding, heads and position bias accumulate gradients during backward and are updated at the end
 
 What a step holds is exactly: the checkpointed activations of all micro-batches, the graphs of saved blocks, one
 micro-batch's activations of one block, one block's gradients, and those of the shared weights. Gradients equal those of
 plain autograd over `T5.forward`, whatever the micro-batches and the plan (tests hold it).
 
-Gradient checkpointing: the last blocks of a pass keep their graphs for backward, the earlier ones are recomputed. A
-saved block costs its activations for the time between; a recomputed one keeps only its input, the checkpointed
-activation, and costs one more forward, without the block's last product, whose result backward does not need. Both give
-the same numbers: dropout is a function of the row and the position, never of a generator's state. No
-`torch.utils.checkpoint`: its first call imports the compiler front end, 80 MB. Source: Chen et al. 2016 (arXiv
-1604.06174).
+Gradient checkpointing: the last blocks of a pass keep their graphs for backward ("saved" blocks), the earlier ones are
+recomputed. A saved block holds its activations from forward to backward. A recomputed one holds only its input, the
+checkpointed activation, and costs one more forward, without the block's last product, whose result backward does not
+need. Both give the same numbers, since dropout masks are a function of row and position, not of a generator's state.
+`torch.utils.checkpoint` is not used because its first call imports the compiler front end, 80 MB. Source: Chen et al.
+2016 (arXiv 1604.06174).
 """
 
 from __future__ import annotations
@@ -54,15 +54,18 @@ class Blockwise:
     Args:
         model: its weights may be stored in another dtype than they are computed in (see `weight_store`).
         saved_blocks: how many of the last blocks keep their graphs for backward; the others are recomputed.
-        weight_store: where weights are stored, and in which dtypes.
+        weight_store: loads the weights of a block in the compute dtype, and holds gradient buffers.
         loss: chunking, label smoothing, z-loss.
-        dropout_rate: of training; evaluation never drops.
-        objective: what is made of the output of the last stack: the decoder, or an encoder that has none.
-        scaling: the factor on the loss of which gradients are formed; None: 1.
-        between_blocks_dtype: of what passes between blocks; None: that of the residual stream. Where products are fp32
-            for lack of fast bf16 ones, bf16 halves what these activations take, and rounds as products in bf16 would.
-        heap: returns freed memory that malloc holds, all of it between stacks, else what is too much; None: it stays.
-        parts: compiled functions that blocks are made of (`engine.compiled`); None: blocks run as they are.
+        dropout_rate: of training; evaluation has no dropout.
+        objective: computes the loss from the output of the last stack (the decoder, or the encoder if it is alone);
+            None: cross-entropy.
+        scaling: loss scaling for fp16; None: the loss is not scaled.
+        between_blocks_dtype: dtype of the activations between blocks; None: that of the residual stream. On hardware
+            without fast bf16 products, bf16 here halves the checkpointed activations, and rounds them as bf16 products
+            would.
+        heap: returns free memory from malloc to the system: all of it between stacks, and any excess after a block;
+            None: malloc keeps it.
+        parts: compiled functions that blocks are made of (`engine.compiled`); None: blocks run uncompiled.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Blockwise:
         self.dropout_rate = dropout_rate
         self.objective = objective or Objective()
         self.scaling = scaling
-        self.residual_dtype = residual_dtype(weight_store.compute_dtype)  # The dtype of the stream inside of a block.
+        self.residual_dtype = residual_dtype(weight_store.compute_dtype)  # Inside a block.
         self.between_blocks_dtype = between_blocks_dtype or self.residual_dtype
         self.heap = heap or HeapTrimmer("small")
         self.parts = parts
@@ -97,15 +100,16 @@ class Blockwise:
         update: OptimizerInBackward | None = None,
         is_last: bool = True,
     ) -> Tensor:
-        """Form the gradient of sum(loss) / total_labels over all micro-batches, and update each block when its own is
-        complete.
+        """Compute the gradients of sum(loss) / total_labels over all micro-batches, and update each block as soon as
+        its gradients are complete.
 
         Args:
-            micro_batches: that pass through each block together.
+            micro_batches: those of one accumulation pass; all of them go through a block before the next block runs.
             total_labels: labels (or pairs of answers) of the whole effective batch, over all micro-batches and
                 processes.
-            update: applies the gradients; None: they stay.
-            is_last: False: the gradients stay, and the next pass adds to them.
+            update: applies and frees the gradients; None: they are kept in `weight.grad`.
+            is_last: whether this is the last accumulation pass of a step; if False, gradients are kept and the next
+                pass adds to them.
         Returns:
             the summed loss, a fp32 scalar on the device.
         """
@@ -128,8 +132,10 @@ class Blockwise:
     def _passes(
         self, stacks: Sequence[StackSchedule], micro_batches: Sequence[MicroBatch], backward: Sequence[Weights] = ()
     ) -> list[StackPass]:
-        """The passes of these micro-batches through some stacks; without groups of weights for backward, forward
-        alone.
+        """One `StackPass` for each stack.
+
+        Args:
+            backward: the groups of weights in the order of backward (`Schedule.backward`); empty: forward only.
         """
         upcoming = deque[Weights]([*(stage.weights for stack in stacks for stage in stack.stages), *backward])
         with placed_together():
@@ -145,21 +151,24 @@ class Blockwise:
     def _loss(
         self, hidden: deque[Tensor], micro_batches: Sequence[MicroBatch], total_labels: int
     ) -> tuple[Tensor, deque[Tensor]]:
-        """The summed loss, and the gradients of the hidden states, which are freed micro-batch by micro-batch."""
+        """The summed loss, and its gradients with respect to `hidden`, whose tensors are freed one after the other."""
         total = hidden[0].new_zeros((), dtype=torch.float32)
         loss_scale = 1.0 if self.scaling is None else self.scaling.scale
-        scale = loss_scale / max(1, total_labels)  # A batch whose labels are all masked has none.
+        scale = loss_scale / max(1, total_labels)  # `total_labels` is 0 if all labels are masked.
         grads = deque[Tensor]()
         head = self.model.output_weight
         tables = self.objective.tables(self.model)
         with torch.no_grad(), self.weight_store.for_products(tables):
+            # A table may have several trained tensors: itself, and its added token rows under LoRA.
             for part in [part for table in tables for part in parts_of(table) if part.requires_grad]:
                 self.weight_store.open_gradient(part)
             for micro_batch in micro_batches:
-                judged = micro_batch.judged(hidden.popleft())
-                loss, grad = self.objective.loss_and_gradients(judged, head, micro_batch, scale, self.loss_settings)
+                label_hidden = micro_batch.hidden_at_labels(hidden.popleft())
+                loss, grad = self.objective.loss_and_gradients(
+                    label_hidden, head, micro_batch, scale, self.loss_settings
+                )
                 total += loss
-                grads.append(micro_batch.unjudged(grad))
+                grads.append(micro_batch.gradient_at_tokens(grad))
         return total, grads
 
     @torch.no_grad()
@@ -177,16 +186,16 @@ class Blockwise:
         hidden = self._outputs(micro_batches, Schedule(self.model).stacks)
         with self.weight_store.for_products(self.objective.tables(self.model)):
             pairs = zip(hidden, micro_batches, strict=True)
-            return [self.objective.token_losses(mb.judged(x), head, mb, settings) for x, mb in pairs]
+            return [self.objective.token_losses(mb.hidden_at_labels(x), head, mb, settings) for x, mb in pairs]
 
     @torch.no_grad()
     def predict(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """What the head over labels makes of each micro-batch, without dropout, as of `model.label_head.LabelHead`."""
+        """The output of the label head (`model.label_head.LabelHead`) for each micro-batch, without dropout."""
         label_head = self.model.label_head
         assert label_head is not None, "the model has no head over labels"
         pairs = zip(self._outputs(micro_batches, Schedule(self.model).stacks), micro_batches, strict=True)
         with one_thread():
-            return [label_head(mb.judged(x), mb.label_rows) for x, mb in pairs]
+            return [label_head(mb.hidden_at_labels(x), mb.label_rows) for x, mb in pairs]
 
     @torch.no_grad()
     def encode(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -195,14 +204,14 @@ class Blockwise:
         return [mb.source.tokens(x) for x, mb in zip(outputs, micro_batches, strict=True)]
 
     def _outputs(self, micro_batches: Sequence[MicroBatch], stacks: Sequence[StackSchedule]) -> deque[Tensor]:
-        """The output of the last of some stacks, without dropout."""
+        """Run forward through some stacks, without dropout: the output of the last one."""
         follow_machine()
         outputs = self._forward(self._passes(stacks, micro_batches))
         self.heap.trim()
         return outputs
 
     def zero_gradients(self, weights: Weights) -> None:
-        """Give weights the gradients of their shapes and dtypes that `gradients` would hand over, all zero."""
+        """Set the gradients of weights to zeros, with the shapes and dtypes that `gradients` would give them."""
         as_stored = {id(weight) for weight in Schedule(self.model).used_as_stored}
         with self.weight_store.in_compute_dtype([weight for weight in weights if id(weight) not in as_stored]):
             for weight in weights:
@@ -210,17 +219,18 @@ class Blockwise:
 
 
 def keep_gradients(weights: Weights) -> None:
-    """Leave gradients where they are: another pass adds to them, or somebody else reads them."""
+    """Do nothing, in place of an update: gradients stay in `weight.grad` for the next pass or for the caller."""
 
 
 class StackPass:
-    """All micro-batches on their way through one stack, forward and back.
+    """Forward and backward of all micro-batches through one stack.
 
     Args:
-        blockwise: the model and how it is passed. stack: the stages of this stack.
-        micro_batches: in their order. upcoming: the weights of all stages to come, in both stacks; each is taken off
-            when used.
-        with_backward: whether backward follows.
+        blockwise: the model, its weight store and the settings of a pass.
+        stack: the stages of this stack.
+        upcoming: the weights of all stages that have not run yet, in the order of the whole pass, for prefetching. It
+            is shared by the passes of both stacks; each stage removes its own entry when it runs.
+        with_backward: whether backward follows; else there is no dropout.
     """
 
     def __init__(
@@ -236,7 +246,7 @@ class StackPass:
         self.stack = stack
         self.module = stack.module
         self.upcoming = upcoming
-        # For each stage that learns, what backward needs: its block on each micro-batch.
+        # For each stage that backward runs: its checkpointed block for each micro-batch.
         self.checkpoints: list[tuple[Stage, deque[CheckpointedBlock]]] = []
         self.encoder_outputs: list[Tensor] = []
         # One for each micro-batch:
@@ -249,8 +259,8 @@ class StackPass:
         self.longest = max((side.rows.longest for side in sides), default=1)
         self.bias: Tensor | None = None
         self.token_sums: TokenSums | None = None
-        self.first_learning = len(stack.stages)
-        # What is made on the host is made here, before anything runs: it has time while the device computes.
+        self.backward_start = len(stack.stages)
+        # Index tensors are computed on the host here, before the device starts, which would otherwise wait for them.
         if self.module.bias is not None and not is_host(self.embedding):
             self.module.bias.place_buckets(self.longest)
         if with_backward:
@@ -259,7 +269,7 @@ class StackPass:
     def _prepare_backward(self, sides: Sequence[Side]) -> None:
         rate = self.blockwise.dropout_rate
         adapter_rate = self.blockwise.model.adapter_dropout
-        self.first_learning = self.stack.first_learning
+        self.backward_start = self.stack.backward_start
         self.dropouts = [Dropout(rate, side.rows, adapter_rate=adapter_rate) for side in sides]
         if rate and self.blockwise.parts is not None:
             sites = [stage.site for stage in self.stack.stages]
@@ -274,135 +284,144 @@ class StackPass:
         """The stack's output (N, D) of each micro-batch.
 
         Args:
-            encoder_outputs: of each micro-batch, for a decoder; is emptied.
+            encoder_outputs: one for each micro-batch if this stack is a decoder, else empty. This method empties it.
         """
         blockwise = self.blockwise
         inputs = self._inputs(encoder_outputs)
         hidden = self._embedded()
         for index, stage in enumerate(self.stack.stages):
-            learns = index >= self.first_learning
+            runs_backward = index >= self.backward_start
             checkpointed = partial(
                 CheckpointedBlock,
-                is_saved=learns and stage.blocks_left <= blockwise.saved_blocks,
+                is_saved=runs_backward and stage.blocks_left <= blockwise.saved_blocks,
                 dtype=blockwise.residual_dtype,
-                needs_input=self.stack.entry_learns or index > self.first_learning,
+                needs_input_grad=self.stack.input_needs_grad or index > self.backward_start,
                 heap=blockwise.heap,
             )
             with blockwise.weight_store.in_compute_dtype(stage.weights):
-                self._expect_next(is_last=stage.is_norm)
+                self._prefetch_next(is_last=stage.is_norm)
                 functions = [stage.function(each, blockwise) for each in inputs]
                 blocks = list(map(checkpointed, functions, hidden))
                 dtype = blockwise.weight_store.compute_dtype if stage.is_norm else blockwise.between_blocks_dtype
                 hidden = [block.forward().to(dtype) for block in blocks]
-            if learns:
+            if runs_backward:
                 self.checkpoints.append((stage, deque(blocks)))
         return deque(hidden)
 
     def backward(self, grads: deque[Tensor], apply: Apply) -> deque[Tensor]:
-        """From the gradients of the outputs to those of all weights of the stack.
+        """Compute the gradients of all weights of the stack from those of its outputs.
 
         Args:
-            grads: one a micro-batch; is emptied. apply: called with each stage's weights when their gradients are
-                complete.
+            grads: the gradient of the output of each micro-batch. This method empties it.
+            apply: called with the weights of each stage once their gradients are complete.
         Returns:
-            of a decoder, the gradients of the encoder's outputs, where those learn.
+            the gradients of the encoder's outputs; empty for an encoder, or if the encoder needs none.
         """
         while self.checkpoints:
             stage, blocks = self.checkpoints.pop()
             with self.blockwise.weight_store.in_compute_dtype(stage.weights):
-                self._expect_next(is_last=not self.checkpoints)
+                self._prefetch_next(is_last=not self.checkpoints)
                 while blocks:
                     grad = blocks.popleft().backward(grads.popleft())
-                    if grad is not None:  # Else backward ends here: nothing below learns.
+                    if grad is not None:  # It is None in the lowest stage, if nothing below it is trained.
                         grads.append(grad)
             apply(stage.weights)
-        if self.stack.entry_learns:
+        if self.stack.input_needs_grad:
             self._embedding_backward(grads)
         grads.clear()
-        pairs = zip(self.encoder_outputs, self.micro_batches, strict=False)  # An encoder has no such outputs.
-        gathered = deque(mb.gather(output.grad) for output, mb in pairs if output.grad is not None)
+        pairs = zip(self.encoder_outputs, self.micro_batches, strict=False)  # `encoder_outputs` is empty in an encoder.
+        output_grads = deque(mb.sum_over_answers(output.grad) for output, mb in pairs if output.grad is not None)
         self.encoder_outputs = []
-        return gathered
+        return output_grads
 
     def finish_bias(self) -> None:
-        """Take the gradient that the blocks have gathered in the bias back to its table."""
+        """Backpropagate the gradient of the position bias, summed over all blocks, to its table."""
         if self.module.bias is not None and self.bias is not None and self.bias.grad is not None:
             with torch.enable_grad():
-                bias = self.module.bias(self.longest)  # This one has a graph, which forward has left out.
+                bias = self.module.bias(self.longest)  # Computed again with a graph, since forward had none.
             # `torch.autograd.backward(bias, grad)` would check shapes with code that imports sympy: 35 MB.
-            _seed(bias, [self.bias.grad.to(bias.dtype)]).backward()
+            _backward_root(bias, [self.bias.grad.to(bias.dtype)]).backward()
 
-    def _expect_next(self, is_last: bool) -> None:
+    def _prefetch_next(self, is_last: bool) -> None:
+        """Start to load the weights of the next stage.
+
+        Args:
+            is_last: whether the present stage is the last one of this stack in this direction.
+        """
         self.upcoming.popleft()
         self.blockwise.weight_store.expect(() if is_last else self.upcoming[0], self.upcoming)
 
     def _inputs(self, encoder_outputs: deque[Tensor]) -> list[dict[str, Any]]:
-        """What the blocks take for each micro-batch, beside their input."""
+        """The arguments of every block other than the hidden states, for each micro-batch."""
         if self.module.bias is not None:
             with torch.no_grad():
                 bias: Tensor = self.module.bias(self.longest)
-            # A leaf in fp32, in which the gradients of all blocks add up.
+            # A leaf in fp32, whose gradient sums those of all blocks.
             self.bias = bias.requires_grad_(self.module.bias.table.requires_grad)
         pairs = zip(self.dropouts, self.dropout_keys, strict=True)
-        inputs: list[dict[str, Any]] = [{"bias": self.bias, "dropout": each, "keys": keys} for each, keys in pairs]
+        inputs: list[dict[str, Any]] = [{"bias": self.bias, "dropout": drop, "keys": keys} for drop, keys in pairs]
         if self.module.is_decoder:
             for each, mb in zip(inputs, self.micro_batches, strict=True):
-                leaf = mb.spread(encoder_outputs.popleft()).requires_grad_(self.stack.encoder_learns)
+                leaf = mb.repeat_for_answers(encoder_outputs.popleft()).requires_grad_(self.stack.encoder_needs_grad)
                 self.encoder_outputs.append(leaf)
                 each.update(encoder_output=leaf, encoder_rows=mb.encoder_output_rows)
         return inputs
 
     @torch.no_grad()
     def _embedded(self) -> list[Tensor]:
+        """The embedded tokens of each micro-batch, after dropout: the input of the first block."""
         hidden = []
         for ids, dropout in zip(self.ids, self.dropouts, strict=True):
-            x = self._entered(embed(ids, self.embedding, self.blockwise.residual_dtype), dropout)
+            x = self._input_dropout(embed(ids, self.embedding, self.blockwise.residual_dtype), dropout)
             hidden.append(x.to(self.blockwise.between_blocks_dtype))
         return hidden
 
-    def _entered(self, x: Tensor, dropout: Dropout) -> Tensor:
-        """Dropout of the embedded tokens, or with the same mask of their gradient."""
+    def _input_dropout(self, x: Tensor, dropout: Dropout) -> Tensor:
+        """Dropout of the embedded tokens. Their gradient goes through the same function, as it gets the same mask."""
         dropout.at(self.module.site).begin(x.device)
         return self.module.enter(x, dropout)
 
     @torch.no_grad()
     def _embedding_backward(self, grads: deque[Tensor]) -> None:
-        """Add the gradient of the embedded tokens into the one embedding buffer, row by row."""
+        """Add the gradients of the embedded tokens to that of the embedding, and under LoRA of the added token rows."""
         weight_store = self.blockwise.weight_store
         for dropout in self.dropouts:
-            grads.append(self._entered(grads.popleft(), dropout))
+            grads.append(self._input_dropout(grads.popleft(), dropout))
         if self.embedding.requires_grad:
             add_token_gradients(weight_store.open_gradient(self.embedding), self.ids, grads, self.token_sums)
         rows = rows_of(self.embedding)
         if rows is not None and rows[1].requires_grad:
-            first, values = rows
-            buffer = weight_store.open_gradient(values)  # Other processes may have such tokens where this one has none.
+            first, values = rows  # `values` replaces the rows of the embedding from token id `first` on.
+            # The buffer is made even without such tokens here, since other processes may have some.
+            buffer = weight_store.open_gradient(values)
             for ids, grad in zip(self.ids, grads, strict=True):
-                is_row = (ids >= first) & (ids < first + len(values))
-                if is_row.any():
-                    add_token_gradients(buffer, [ids[is_row] - first], [grad[is_row]])
+                has_row = (ids >= first) & (ids < first + len(values))
+                if has_row.any():
+                    add_token_gradients(buffer, [ids[has_row] - first], [grad[has_row]])
 
 
 # --- one block on one micro-batch
 
 
 class BlockFunction(Protocol):
-    """One block with everything but its input given: (N, D) -> (N, D)."""
+    """A block with all arguments bound except the hidden states: (N, D) -> (N, D)."""
 
     def __call__(self, x: Tensor, /, *, graph_only: bool = ...) -> Tensor:
-        """With `graph_only` the result stands for its graph alone, and what backward does not need is left out."""
+        """With `graph_only` the values of the result are undefined and only its graph counts: what backward does not
+        need is not computed.
+        """
 
 
 class CheckpointedBlock:
     """One block on one micro-batch: forward once, backward once.
 
     Args:
-        block: the function of the block.
-        x: its input; held until backward (the checkpointed activation), or until there is a saved graph.
-        is_saved: whether the graph stays until backward.
-        dtype: of the residual stream in the block; x may wait in a narrower one.
-        needs_input: whether the gradient of x is needed; not below the lowest block that is trained.
-        heap: trimmed where more is free than one block works with.
+        block: the block with all other arguments bound.
+        x: its input, the checkpointed activation; held until backward, or only until forward if the graph is saved.
+        is_saved: whether forward keeps the graph for backward; else backward recomputes it.
+        dtype: of the residual stream inside the block; x may be stored in a narrower one.
+        needs_input_grad: whether the gradient of x is needed; not if nothing below this block is trained.
+        heap: trimmed if more memory is free than the next block needs.
     """
 
     def __init__(
@@ -412,18 +431,18 @@ class CheckpointedBlock:
         *,
         is_saved: bool,
         dtype: torch.dtype,
-        needs_input: bool,
+        needs_input_grad: bool,
         heap: HeapTrimmer,
     ) -> None:
         self.block = block
         self.x: Tensor | None = x.detach()
         self.is_saved = is_saved
         self.dtype = dtype
-        self.needs_input = needs_input
+        self.needs_input_grad = needs_input_grad
         self.heap = heap
-        self.entry: Tensor | None = None  # The leaf of the graph: x in that dtype.
-        self.seed: Tensor | None = None  # Backward through a saved graph starts here, without the block's output.
-        self._output_gradient: list[Tensor] = []  # Empty until it is known.
+        self.leaf: Tensor | None = None  # The input of the graph: x in `dtype`.
+        self.backward_root: Tensor | None = None  # Of a saved graph: see `_backward_root`.
+        self._output_gradient: list[Tensor] = []  # The gradient of the block's output; empty until backward gets it.
 
     def forward(self) -> Tensor:
         """The block's output, outside of any graph."""
@@ -432,43 +451,41 @@ class CheckpointedBlock:
             with torch.no_grad():
                 return self.block(self.x.to(self.dtype))
         output = self._run(graph_only=False)
-        self.seed = _seed(output, self._output_gradient)
+        self.backward_root = _backward_root(output, self._output_gradient)
         self.heap.trim_excess(self.heap.used_bytes())
         return output.detach()
 
     def backward(self, grad: Tensor) -> Tensor | None:
-        """Add to the gradients of the block's weights; return the gradient of its input, None where it is not
-        needed.
-        """
+        """Add to the gradients of the block's weights; returns the gradient of its input, or None if not needed."""
         before = self.heap.used_bytes()
-        seed = self.seed
-        self.seed = None
-        if seed is None:
-            seed = _seed(self._run(graph_only=True), self._output_gradient)
+        root = self.backward_root
+        self.backward_root = None
+        if root is None:
+            root = _backward_root(self._run(graph_only=True), self._output_gradient)
             self.heap.trim_excess(before)
         self._output_gradient.append(grad)
-        del grad  # It is freed as soon as backward has used it.
+        del grad  # So that it is freed as soon as backward has used it.
         with adding_in_place():
-            seed.backward()
-        assert self.entry is not None
-        grad_x = self.entry.grad
-        assert grad_x is not None or not self.needs_input
-        self.entry = None
-        del seed
+            root.backward()
+        assert self.leaf is not None
+        grad_x = self.leaf.grad
+        assert grad_x is not None or not self.needs_input_grad
+        self.leaf = None
+        del root
         if self.is_saved:
             self.heap.trim_excess(before)
         return grad_x
 
     def _run(self, *, graph_only: bool) -> Tensor:
         assert self.x is not None
-        self.entry = self.x.to(self.dtype).requires_grad_(self.needs_input)
+        self.leaf = self.x.to(self.dtype).requires_grad_(self.needs_input_grad)
         self.x = None
         with torch.enable_grad():
-            return self.block(self.entry, graph_only=graph_only)
+            return self.block(self.leaf, graph_only=graph_only)
 
 
-class _Seed(torch.autograd.Function):
-    """A scalar whose gradient with respect to x is the one that `gradient` holds by then."""
+class _BackwardRoot(torch.autograd.Function):
+    """A scalar; its backward gives x the gradient that the list `gradient` contains at that time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gradient: list[Tensor]) -> Tensor:
@@ -480,22 +497,24 @@ class _Seed(torch.autograd.Function):
         return ctx.gradient.pop(), None
 
 
-def _seed(output: Tensor, gradient: list[Tensor]) -> Tensor:
-    """A scalar from which backward starts at `output`, with the one tensor in `gradient`. It holds the graph, not the
-    output.
+def _backward_root(output: Tensor, gradient: list[Tensor]) -> Tensor:
+    """A scalar whose `backward()` does what `output.backward(gradient[0])` would do.
+
+    It keeps the graph alive but not the output, and `gradient` may be filled after this call.
     """
     with torch.enable_grad():
-        return _Seed.apply(output, gradient)  # type: ignore[no-any-return]
+        return _BackwardRoot.apply(output, gradient)  # type: ignore[no-any-return]
 
 
 # --- the order of stages
 
 
 class Stage:
-    """A block, or the norm after the last one, which is as good as a block.
+    """One step of a stack: a block, or the final norm, which is treated like a block.
 
     Args:
-        index: in its own stack. blocks_left: those of both stacks from this one on; of the norm of the last stack 0.
+        index: in its own stack.
+        blocks_left: how many blocks of both stacks remain in forward, this one included; 0 for the last final norm.
     """
 
     def __init__(self, stack: Stack, module: nn.Module, index: int, blocks_left: int) -> None:
@@ -505,13 +524,15 @@ class Stage:
         self.blocks_left = blocks_left
         self.weights = list(module.parameters())
         self.is_norm = module is stack.final_norm
+        # The number that tells its dropout masks from those of other stages.
         self.site: int = stack.site + 1 if self.is_norm else module.site  # type: ignore[assignment]
 
     def function(self, inputs: dict[str, Any], blockwise: Blockwise) -> BlockFunction:
-        """The block with everything but its input given; each time that it runs it drops the same.
+        """The block with all arguments bound except the hidden states; it has the same dropout masks in each call.
 
         Args:
-            inputs: what it takes beside its input, the keys of dropout being those of all compiled blocks of the stack.
+            inputs: the other arguments for one micro-batch, as of `StackPass._inputs`; "keys" are the dropout keys of
+                all stages of the stack, for compiled blocks.
         """
         arguments = dict(inputs)
         stack_keys = arguments.pop("keys")
@@ -533,52 +554,57 @@ class Stage:
 
 
 class StackSchedule:
-    """The stages of one stack.
+    """The stages of one stack, and which of them backward runs.
 
     Args:
-        module: the stack. blocks_left: those of both stacks from its first one on.
-        entry_learns: whether the gradient of the stack's input is wanted.
-        encoder_learns: of a decoder, whether the encoder needs the gradients of all of its blocks.
+        module: the stack.
+        blocks_left: how many blocks of both stacks remain in forward when this stack starts.
+        input_needs_grad: whether the gradient of the embedded tokens is needed.
+        encoder_needs_grad: for a decoder, whether the gradient of the encoder's output is needed.
     """
 
-    def __init__(self, module: Stack, blocks_left: int, entry_learns: bool, encoder_learns: bool) -> None:
+    def __init__(self, module: Stack, blocks_left: int, input_needs_grad: bool, encoder_needs_grad: bool) -> None:
         self.module = module
-        self.entry_learns = entry_learns
-        self.encoder_learns = encoder_learns
+        self.input_needs_grad = input_needs_grad
+        self.encoder_needs_grad = encoder_needs_grad
         modules = [*module.blocks, module.final_norm]
         self.stages = [Stage(module, each, index, blocks_left - index) for index, each in enumerate(modules)]
-        bias_learns = module.bias is not None and module.bias.table.requires_grad
-        learning = [stage.index for stage in self.stages if any(weight.requires_grad for weight in stage.weights)]
-        # The lowest stage that backward runs; the number of stages where it runs none.
-        self.first_learning = min(learning, default=len(self.stages))
-        if entry_learns or encoder_learns or bias_learns:
-            self.first_learning = 0
+        bias_is_trained = module.bias is not None and module.bias.table.requires_grad
+        trained = [stage.index for stage in self.stages if any(weight.requires_grad for weight in stage.weights)]
+        # The lowest stage that backward runs; the number of stages if it runs none.
+        self.backward_start = min(trained, default=len(self.stages))
+        if input_needs_grad or encoder_needs_grad or bias_is_trained:
+            self.backward_start = 0
 
     @property
-    def learning(self) -> list[Stage]:
+    def backward_stages(self) -> list[Stage]:
         """The stages that backward runs, in forward order."""
-        return self.stages[self.first_learning :]
+        return self.stages[self.backward_start :]
 
 
 class Schedule:
-    """The order in which a pass needs the weights of a model. Made anew for each pass: what learns may change in
-    between.
+    """The order in which a pass uses the weights of a model. It is made for each pass, since `requires_grad` may change
+    between passes.
 
-    Backward ends at the lowest stage of a stack below which nothing learns: what lies further down runs forward only,
-    has no checkpointed activations and runs once. The embedding lies below the first block of both stacks, a shared
-    position bias is used in every block of its own, and the encoder lies below every block of the decoder, by way of
-    its cross-attention.
+    Backward of a stack ends at its lowest stage that is trained or has something trained below it. The stages under
+    that one run forward only and keep no checkpointed activations. A trained embedding is below the first block of both
+    stacks, a trained position bias is used by every block of its stack, and a trained encoder feeds every block of the
+    decoder through cross-attention: in these cases backward runs through all stages.
+
+    Attributes:
+        used_as_stored: weights that are used in the storage dtype, without a copy in the compute dtype.
+        shared: weights that belong to no stage; they are updated at the end of a pass.
     """
 
     def __init__(self, model: T5) -> None:
         modules = model.stacks.values()
-        embeds = any(part.requires_grad for part in parts_of(model.embedding))
+        embedding_is_trained = any(part.requires_grad for part in parts_of(model.embedding))
         blocks_left = sum(len(module.blocks) for module in modules)
-        encoder_learns = False
+        encoder_needs_grad = False
         self.stacks: list[StackSchedule] = []
         for module in modules:
-            stack = StackSchedule(module, blocks_left, embeds, encoder_learns)
-            encoder_learns = bool(stack.learning)
+            stack = StackSchedule(module, blocks_left, embedding_is_trained, encoder_needs_grad)
+            encoder_needs_grad = bool(stack.backward_stages)  # For the decoder, which comes next.
             blocks_left -= len(module.blocks)
             self.stacks.append(stack)
         tables = [module.bias.table for module in modules if module.bias is not None]
@@ -592,29 +618,32 @@ class Schedule:
         return [stage.weights for stack in self.stacks for stage in stack.stages]
 
     def backward(self) -> list[list[nn.Parameter]]:
-        """The groups of weights in the order in which backward completes their gradients: the same on all processes."""
-        stages = [stage for stack in reversed(self.stacks) for stage in reversed(stack.learning)]
+        """Groups of weights in the order in which backward completes their gradients; the same on all processes."""
+        stages = [stage for stack in reversed(self.stacks) for stage in reversed(stack.backward_stages)]
         return [*(stage.weights for stage in stages), self.shared]
 
 
-# --- what is minimised
+# --- the loss
 
-# A forward without gradients or dropout: the loss of each token (N',), fp32, of each micro-batch.
+# A function that runs forward without gradients or dropout: fp32 losses of the tokens (N',) of each micro-batch.
 TokenLosses = Callable[[Sequence[MicroBatch]], Sequence[Tensor]]
 
 
 class Objective:
-    """The cross-entropy of each label token: pretraining and finetuning. Others override what differs.
+    """Cross-entropy of the label tokens, for pretraining and finetuning. Other objectives override its methods.
 
-    Hidden states are those of `MicroBatch.label_rows`.
+    In all methods, hidden states are those of the labels only (`MicroBatch.hidden_at_labels`).
     """
 
     def tables(self, model: T5) -> list[nn.Parameter]:
-        """The tables over the vocabulary that hidden states are multiplied by."""
+        """The weights that hidden states are multiplied by: here the output matrix over the vocabulary."""
         return [model.output_weight]
 
     def complete(self, micro_batches: Sequence[MicroBatch], token_losses: TokenLosses) -> Sequence[MicroBatch]:
-        """Give the micro-batches with all that the loss needs; called before the pass holds anything."""
+        """Add what the loss needs to the micro-batches, such as log-probabilities under a reference model.
+
+        It is called before the pass has allocated anything.
+        """
         return micro_batches
 
     def loss_and_gradients(
@@ -622,27 +651,26 @@ class Objective:
     ) -> tuple[Tensor, Tensor]:
         """The summed loss of a micro-batch, and the gradient of its hidden states times `scale`.
 
-        Args and returns as of `model.loss.loss_and_gradients`; the head's gradient is added to the one that it has, if
-        any.
+        Args and returns are those of `model.loss.loss_and_gradients`. The gradient of the head is added to `head.grad`
+        if it has one.
         """
         return loss_and_gradients(hidden, head, micro_batch.labels, scale, settings, head.grad)
 
     def token_losses(self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, settings: LossSettings) -> Tensor:
-        """The loss of each token (N',) of a micro-batch, fp32, without gradients; arguments as of
-        `loss_and_gradients`.
-        """
+        """The fp32 loss of each token (N',) of a micro-batch, without gradients. Args: see `loss_and_gradients`."""
         return token_losses(hidden, head, micro_batch.labels, settings)
 
     def loss(self, losses: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """The summed loss of a micro-batch from its token losses (N',): evaluation."""
+        """The summed loss of a micro-batch from its token losses (N',), for evaluation."""
         return sum_of(losses)
 
     def clear(self) -> None:
-        """Begin to count metrics anew."""
+        """Reset the metrics."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Further figures since `clear`, each a sum over what the loss is averaged over; the same names on all
-        ranks.
+        """Further metrics since `clear`, each summed over what the loss is averaged over: labels, or pairs of answers.
+
+        All ranks have the same names.
         """
         return {}

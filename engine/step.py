@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from data.batches.collate import Batch, PreferenceBatch, flat_labels
-from devices.base import Device, form_scores, has_fused, place, placed_together
+from devices.base import Device, has_fused, place, placed_together, set_score_elements
 from devices.malloc import HeapTrimmer
 from devices.sizes import filled_tokens
 from devices.threads import follow_machine
@@ -106,7 +106,7 @@ class Engine:
         on; dtypes stay.
         """
         self.plan = plan
-        form_scores(plan.scores)
+        set_score_elements(plan.scores)
         self.update.holds_gradients = self.update.needs_norm or plan.hold_gradients
         self.blockwise.saved_blocks = plan.saved_blocks
         self.blockwise.loss_settings = replace(self.blockwise.loss_settings, chunk_bytes=plan.loss_chunk_bytes)

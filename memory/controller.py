@@ -1,12 +1,12 @@
-"""The memory controller keeps a run inside its budget: it looks after a step, and makes the run smaller where it has
-to.
+"""The memory controller keeps a run inside its budget: it checks memory after steps and switches to a smaller plan if
+needed.
 
-It collects what the run may hold from here on: its budget; the budget measured again, since others take memory and
-limits are lowered; less than that where memory grows from step to step, or is in use although it was cleaned. The least
-decides. Where the run needs more, by the measured peak of its steps, there is one answer: the fastest plan that holds
-no more, else the next smaller one, with the same effective batch and the same weights. What stays behind once
-everything is freed counts against every plan. After an out-of-memory error the answer is the same. Where nothing
-smaller is left and the run is over its limit, it is to be saved and ended.
+Each check collects several targets, in bytes, for what the run may hold from now on: its budget; what other programs
+and lowered limits leave, measured again; and less if memory grows from step to step, or stays in use after a cleanup.
+The lowest target counts. If the run needs more than that, by the measured peak of its steps, it continues with the
+fastest plan that fits, or else with the next smaller one; effective batch and weights stay the same. Memory that is
+still in use after everything was freed is added to the need of every plan. An out-of-memory error is answered in the
+same way. If there is no smaller plan and the run is over its limit, `exhausted` tells the caller to save and end it.
 """
 
 from __future__ import annotations
@@ -33,23 +33,27 @@ from memory.system_limits import free_host_bytes, margin_of
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
 
-LOOK_SECONDS = 1.0  # Between two looks.
-PRESSURE = 0.97  # Share of the budget in use from which memory is cleaned at once.
-REST_FACTOR = 100.0  # A rest of so many times what a cleaning took keeps cleanings under 1% of the run.
-STEPS_AHEAD = 2  # A look and the change to a smaller plan take two steps.
-DRIFT_SHARE = 0.25  # A fall below this share of the margin is no smaller budget: small programs come and go.
-# Above this share of the budget freed memory is not kept; a plan that keeps it begins below 0.8.
+CHECK_SECONDS = 1.0  # The least time between two checks.
+PRESSURE = 0.97  # If more than this share of the budget is in use, memory is cleaned up at once.
+CLEANUP_PAUSE = (
+    100.0  # The next cleanup comes after so many times the duration of the last: they take under 1% of a run.
+)
+STEPS_AHEAD = 2  # A check and the switch to a smaller plan take two steps.
+# If available memory falls by less than this share of the safety margin, the budget stays: small programs come and go.
+DRIFT_SHARE = 0.25
+# The malloc setting "untrimmed", which keeps freed memory, is given up above this share of the budget. Plans with it are
+# made for at most 0.8 of the budget.
 UNTRIMMED_SHARE = 0.85
-LESS_AFTER_ERROR = 0.3  # After an out-of-memory error the next plan takes this share of temporary memory less.
-GROWTH_STEPS = 96  # Growth is looked for in so many last steps.
-GROWTH_PARTS = 4  # They are cut into so many parts.
-LEAST_GROWTH = 0.005  # Less than this share of the budget from part to part is noise.
-FORESIGHT = 200  # Growth is answered where it would reach the budget within so many steps.
+LESS_AFTER_ERROR = 0.3  # After an out-of-memory error the next plan must take this share less of temporary memory.
+GROWTH_STEPS = 96  # A leak is looked for in so many last steps,
+GROWTH_PARTS = 4  # which are divided into so many parts.
+LEAST_GROWTH = 0.005  # Growth from part to part by less than this share of the budget is noise.
+FORESIGHT = 200  # A leak makes the plan smaller if it would reach the budget within so many steps.
 ADVICE = "a larger --memory_budget, a smaller --max_seq_len or a smaller --model_preset"
 
 
 class Log(Protocol):
-    """Where the controller reports what it does, as `training.report.run_log.RunLog`."""
+    """Where the controller reports what it does; implemented by `training.report.run_log.RunLog`."""
 
     def event(self, name: str, sentence: str = "", /, **fields: Any) -> None: ...
     def memory(self, step: int, phase: str) -> None: ...
@@ -57,11 +61,13 @@ class Log(Protocol):
 
 
 class Target(NamedTuple):
-    """What a run may hold from here on.
+    """An upper limit for what a run may hold from now on.
 
     Args:
-        size: in bytes. margin: bytes above it that may be held where no plan fits otherwise.
-        reason: in a word. sentence: for the user.
+        size: in bytes.
+        reason: a key for the log: "peak", "budget", "growth", "pressure" or "out of memory".
+        sentence: the reason in words, for the user.
+        margin: bytes above `size` that may be used if no plan fits into `size`.
     """
 
     size: int
@@ -71,15 +77,18 @@ class Target(NamedTuple):
 
 
 def growth_of(shares: Sequence[float]) -> float:
-    """How much more is held after each step, in shares of the budget; 0 where there is no growth.
+    """By how much memory grows with each step, as a share of the budget; 0 if it does not grow steadily.
 
-    Only the least of each part of the steps counts, and it has to rise every time: what comes and goes is no growth,
-    nor is a single step up.
+    The steps are divided into GROWTH_PARTS parts, and the minimum of each part has to be higher than that of the part
+    before: neither fluctuations nor a single jump count as growth.
+
+    Args:
+        shares: memory held after each of the last steps, as shares of the budget.
     """
     if len(shares) < GROWTH_STEPS:
         return 0.0
-    least = np.reshape(shares, (GROWTH_PARTS, -1)).min(1)
-    rise = float(np.diff(least).min())
+    minima = np.reshape(shares, (GROWTH_PARTS, -1)).min(1)
+    rise = float(np.diff(minima).min())
     return rise * GROWTH_PARTS / GROWTH_STEPS if rise > LEAST_GROWTH else 0.0
 
 
@@ -87,11 +96,13 @@ class MemoryController:
     """Keeps one run inside its budget.
 
     Args:
-        settings: what the user fixed of a step. plan, budget: as it begins.
+        settings: the step settings that the user fixed; AUTO where the plan decides.
+        plan: the plan at the start.
+        budget: the budget at the start.
         make_plan: (settings, budget) -> the fastest plan that fits; raises DoesNotFit.
-        measure: the budget of now.
-        shape: words for the longest rows, "512 + 114 tokens".
-        clock: seconds, which only go forward.
+        measure_budget: returns the budget as it is now.
+        shape: the longest rows in words, "512 + 114 tokens", for messages.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -100,7 +111,7 @@ class MemoryController:
         plan: Plan,
         budget: Budget,
         make_plan: Callable[[StepSettings, Budget], Plan],
-        measure: Callable[[], Budget],
+        measure_budget: Callable[[], Budget],
         *,
         device: Device,
         monitor: Monitor,
@@ -109,74 +120,79 @@ class MemoryController:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan = plan
-        self.budget = budget  # The least so far.
-        self.exhausted: str | None = None  # Why the run cannot go on: nothing is left to shrink.
+        self.budget = budget  # The lowest that was measured so far.
+        self.exhausted: str | None = None  # A sentence for the user once the run is over its limit and cannot shrink.
         self.cleaner = Cleaner(device)
         self._settings = settings
         self._make_plan = make_plan
-        self._measure = measure
+        self._measure_budget = measure_budget
         self._device = device
         self._monitor = monitor
         self._log = log
         self._shape = shape
         self._clock = clock
         self._first_budget = plan.budget_bytes
-        self._largest_unfit_bytes = 0  # No plan fits into so many bytes.
-        self._unanswered_bytes = 0  # The last target for which there was no smaller plan.
-        self._peak_bytes = 0  # Measured, of the steps under this plan.
-        self._bytes_after_steps = deque[int](maxlen=GROWTH_STEPS)  # Held after the steps under this plan.
-        self._last_look = clock()
-        self._rest_until = self._last_look
-        self._available_bytes = budget.available_bytes
-        self._last_fall_bytes = 0  # The last look found so much less available than the one before.
+        self._largest_unfit_bytes = 0  # The largest limit for which no plan was found.
+        self._unreachable_bytes = 0  # The last target that no smaller plan could reach.
+        self._peak_bytes = 0  # The measured peak of steps under the present plan.
+        self._bytes_after_steps = deque[int](maxlen=GROWTH_STEPS)  # Memory held after each step under the present plan.
+        self._last_check = clock()
+        self._next_cleanup = self._last_check
+        self._available_bytes = budget.available_bytes  # At the last check.
+        self._last_fall_bytes = 0  # By how much available memory fell between the last two checks.
 
     @property
     def allowed_bytes(self) -> int:
-        """What the run may reach: its budget, and where others have lowered that, the margin below the limit."""
+        """The most that the run may hold: its plan's budget; if that was lowered during the run, with the margin.
+
+        The margin is what the budget leaves free below a limit of the system.
+        """
         budget = self.plan.budget_bytes
         margin = 0 if self._device.is_separate_memory else self.budget.margin_bytes
         return max(budget, min(self._first_budget, budget + margin))
 
     def before(self, what: str, step: int) -> None:
-        """Clean before a phase that needs much memory, as "epoch" or "evaluation"."""
+        """Clean up before a phase such as "epoch" or "evaluation", which needs much memory."""
         self._report_cleanup(step, self.cleaner.before(what))
 
     def before_step(self, done: int, rows: int) -> None:
-        """Clean where the next step is the first that reads rows of another epoch.
+        """Clean up if the next step is the first one that reads rows of a new epoch.
 
         Args:
-            done: steps so far. rows: of the training data.
+            done: number of steps so far.
+            rows: number of rows of the training data.
         """
         batch = self.plan.effective_batch_size
         if done and done * batch // rows > (done - 1) * batch // rows:
             self.before("epoch", done)
 
     def after_step(self, step: int) -> bool:
-        """Clean if it is time, look once a second, and shrink where the run needs too much. Returns whether there is a
-        new plan.
+        """Clean up on schedule, check memory at most once a second, and take a smaller plan if the run needs too much.
+
+        Returns whether `plan` was replaced.
         """
         record = self.cleaner.after_step(step)
         if record is not None:
             self._report_cleanup(step, record)
         self._bytes_after_steps.append(self._monitor.plan_bytes())
-        if not self._device.is_separate_memory:  # The peak of such a device is that of the whole run.
-            # What other phases held, such as the training of a tokenizer, says nothing of the steps.
+        if not self._device.is_separate_memory:  # A GPU reports only the peak of the whole run.
+            # The peaks of other phases, such as the training of a tokenizer, say nothing about the steps.
             self._peak_bytes = max(self._peak_bytes, self._monitor.counted_phase_peaks.get("train", 0))
         now = self._clock()
-        if now - self._last_look < LOOK_SECONDS:
+        if now - self._last_check < CHECK_SECONDS:
             return False
-        self._last_look = now
+        self._last_check = now
         needs = max(self._peak_bytes or self.plan.peak_bytes, self.budget.used())
         targets = self._targets(needs)
         target = min(targets)
-        # A plan is chosen by what is held once everything is freed, however short ago that was.
-        is_new = needs > target.size and target.size != self._unanswered_bytes
+        # Before a plan is chosen memory is cleaned up, even during the pause after the last cleanup.
+        is_new = needs > target.size and target.size != self._unreachable_bytes
         is_pressed = needs > target.size or self._monitor.pressure() > PRESSURE
-        if is_new or (is_pressed and now >= self._rest_until):
+        if is_new or (is_pressed and now >= self._next_cleanup):
             self._report_cleanup(step, self.cleaner.under_pressure())
             self._monitor.sample()
-            self._rest_until = self._clock() + REST_FACTOR * (self._clock() - now)
-            share = self.budget.used() / self.allowed_bytes  # A smaller plan frees no RAM beside a GPU.
+            self._next_cleanup = self._clock() + CLEANUP_PAUSE * (self._clock() - now)
+            share = self.budget.used() / self.allowed_bytes  # With a GPU, of its memory: no plan frees RAM of the host.
             if share > PRESSURE:
                 in_use = say("{share} of the budget is in use, and cleanup did not help", share=f"{share:.0%}")
                 target = min(target, Target(int(PRESSURE * self.allowed_bytes), "pressure", in_use))
@@ -184,8 +200,9 @@ class MemoryController:
             return False
         if self._shrink(step, target):
             return True
-        self._unanswered_bytes = target.size
-        # A moment above its own budget is no end of a run; above a limit of the system it may be.
+        self._unreachable_bytes = target.size
+        # A short peak above the run's own budget does not end the run. A peak above what other programs leave may get it
+        # killed, and memory that stays in use above the budget breaks the promise.
         is_over_limit = target.reason == "budget" and needs > target.size + target.margin
         if is_over_limit or self.budget.used() > self.allowed_bytes:
             self._give_up(target.sentence)
@@ -194,26 +211,32 @@ class MemoryController:
     def after_out_of_memory(self, error: BaseException, step: int) -> None:
         """Free the failed step and take a smaller plan; the caller runs the same rows again, or ends if `exhausted`."""
         shortage = free_failed(error, self._device)
-        story = shortage.describe("train", self.plan.choice.batch_size_per_gpu, self._shape)
+        sentence = shortage.describe("train", self.plan.choice.batch_size_per_gpu, self._shape)
         size = int(self.plan.peak_bytes - LESS_AFTER_ERROR * (self.plan.peak_bytes - self.budget.used()))
-        if not self._shrink(step, Target(size, "out of memory", story), shortage):
-            self._give_up(story)
+        if not self._shrink(step, Target(size, "out of memory", sentence), shortage):
+            self._give_up(sentence)
 
     def after_evaluation_out_of_memory(self, error: BaseException, step: int) -> None:
-        """Free the failed evaluation and halve its micro-batch; the run is `exhausted` where it was one row."""
+        """Free the failed evaluation and halve its micro-batch; if that was a single row, the run is `exhausted`."""
         shortage = free_failed(error, self._device)
         rows = self.plan.choice.eval_batch_size_per_gpu
-        story = shortage.describe("evaluation", rows, self._shape)
+        sentence = shortage.describe("evaluation", rows, self._shape)
         if rows == 1:
-            self._give_up(story)
+            self._give_up(sentence)
             return
         self.plan = replace(self.plan, choice=replace(self.plan.choice, eval_batch_size_per_gpu=rows // 2))
-        report = say("{story}; evaluating the same rows again with micro-batch {micro}", story=story, micro=rows // 2)
+        report = say(
+            "{story}; evaluating the same rows again with micro-batch {micro}", story=sentence, micro=rows // 2
+        )
         self._report_recovery(step, "evaluation", "out of memory", report, rows, rows // 2, shortage)
 
     def _targets(self, needs: int) -> list[Target]:
-        """What the run may hold from here on, by its budget, by what others leave, and by its growth."""
-        budget = self._measure()
+        """The targets of a check: by the budget, by what other programs leave, and by growth.
+
+        Args:
+            needs: bytes that the run needs, measured.
+        """
+        budget = self._measure_budget()
         if budget.limit() < self.budget.limit():
             self.budget = budget
             self._monitor.watch(max(budget.host_bytes, 1), from_now=True)
@@ -224,38 +247,40 @@ class MemoryController:
             budget=format_size(self.allowed_bytes),
         )
         targets = [Target(int(share * self.allowed_bytes), "peak", sentence)]
-        soon = self._left_soon(budget)
-        if needs - DRIFT_SHARE * soon.margin > soon.size and soon.size < self.plan.budget_bytes:
+        forecast = self._forecast(budget)
+        if needs - DRIFT_SHARE * forecast.margin > forecast.size and forecast.size < self.plan.budget_bytes:
             sentence = say(
                 "{size} will be left ({why}), and the plan needs {planned}",
-                size=format_size(soon.size),
+                size=format_size(forecast.size),
                 why=say(budget.binding),
                 planned=format_size(needs),
             )
-            targets.append(soon._replace(sentence=sentence))
+            targets.append(forecast._replace(sentence=sentence))
         growth = self._growth(budget.limit(), needs)
         if growth is not None:
             targets.append(growth)
         return targets
 
-    def _left_soon(self, budget: Budget) -> Target:
-        """What others will leave in two steps, if they go on taking; at most the limit of now."""
+    def _forecast(self, budget: Budget) -> Target:
+        """What other programs will leave at the check after next, if they continue to take memory; at most the present
+        limit.
+        """
         limit = Target(budget.limit(), "budget", "", 0 if budget.is_on_device else budget.margin_bytes)
         fall = self._available_bytes - budget.available_bytes
-        # A single fall is a lowered limit, or a program that has started.
+        # Only a fall in two checks in a row continues; a single one is a lowered limit, or a program that was started.
         steady_fall = max(0, min(fall, self._last_fall_bytes))
         self._available_bytes = budget.available_bytes
         self._last_fall_bytes = fall
-        if budget.is_on_device:  # A smaller plan frees no RAM beside a GPU.
+        if budget.is_on_device:  # A smaller plan would free no RAM of the host, which `available` is about.
             return limit
         available = budget.available_bytes - STEPS_AHEAD * steady_fall
         margin = margin_of(available)
         return min(limit, Target(available - margin, "budget", "", margin))
 
     def _growth(self, limit: int, needs: int) -> Target | None:
-        """What the run may hold so that memory that grows does not reach the limit; None: it does not grow.
+        """The target that keeps growing memory below the limit for FORESIGHT steps; None if memory does not grow.
 
-        A heap that fills up to what was planned is left alone.
+        A heap that still grows below the planned peak is left alone.
         """
         peak = self._device.memory_peak_bytes() if self._device.is_separate_memory else needs
         growth = int(limit * growth_of([size / limit for size in self._bytes_after_steps]))
@@ -269,14 +294,14 @@ class MemoryController:
         return Target(limit - FORESIGHT * growth, "growth", sentence)
 
     def _shrink(self, step: int, target: Target, shortage: Shortage | None = None) -> bool:
-        """Go on by the fastest plan within a target, or else the next smaller one. Returns whether there is one."""
+        """Continue with the fastest plan within a target, or else the next smaller one; False if there is none."""
         old = self.plan
         smaller = self._smaller_plan(target)
         if smaller is None:
             return False
-        # What was held until now is answered, and no reason for the next plan.
+        # Measurements of the old plan say nothing about the new one.
         self._peak_bytes = 0
-        self._unanswered_bytes = 0
+        self._unreachable_bytes = 0
         self._bytes_after_steps.clear()
         if not self._device.is_separate_memory:
             self._monitor.watch(self._monitor.budget_bytes, from_now=True)
@@ -297,10 +322,11 @@ class MemoryController:
     def _smaller_plan(self, target: Target) -> Plan | None:
         present = self.plan
         fixed = sum(part for name, part in present.components.items() if name in FIXED)
-        lasting = max(fixed, self.budget.used())  # No plan gives this back.
+        lasting = max(fixed, self.budget.used())  # Stays in use under every plan.
         temporary = max(1, present.peak_bytes - fixed)
-        ratio = max(1.0, (self._peak_bytes - lasting) / temporary)  # Measured to planned.
-        relaxed = replace(  # Where nothing else fits, the user's own cut is given up.
+        ratio = max(1.0, (self._peak_bytes - lasting) / temporary)  # Measured over planned temporary memory.
+        # If nothing else fits, the user's own division into micro-batches is given up.
+        relaxed = replace(
             self._settings,
             memory_mode=AUTO,
             gradient_checkpointing=AUTO,
@@ -308,10 +334,11 @@ class MemoryController:
             gradient_accumulation_steps=AUTO,
         )
         limits = [target.size]
-        # The margin below a limit is a second try; it is skipped where the present plan already fits with it.
+        # The second try uses the margin as well. It is skipped if the present plan already fits with it.
         if lasting + ratio * temporary - DRIFT_SHARE * target.margin > target.size + target.margin:
             limits.append(target.size + target.margin)
         for limit in limits:
+            # The planned peak of a plan whose real need, by the measurements above, is the limit:
             most = min(int(fixed + (limit - lasting) / ratio), present.peak_bytes - 1)
             if most > self._largest_unfit_bytes:
                 for settings in (self._settings, relaxed):
@@ -321,7 +348,7 @@ class MemoryController:
         rows = present.choice.batch_size_per_gpu
         if not present.choice.saved_blocks:
             rows //= 2
-        # A run that takes more than its plan said needs smaller shapes, whatever the formulas say of them.
+        # A run that takes more than planned needs a smaller micro-batch, even if it is predicted not to help.
         if rows and target.reason != "budget":
             most = max(self.budget.limit(), present.peak_bytes)
             with suppress(DoesNotFit):
@@ -329,9 +356,9 @@ class MemoryController:
                 return self._make_plan(next_smaller, self.budget.child(most))
         return None
 
-    def _give_up(self, story: str) -> None:
+    def _give_up(self, sentence: str) -> None:
         self.exhausted = say(
-            "{story}; nothing more can be reduced. What helps most: {advice}", story=story, advice=say(ADVICE)
+            "{story}; nothing more can be reduced. What helps most: {advice}", story=sentence, advice=say(ADVICE)
         )
 
     def _report_cleanup(self, step: int, record: CleanupRecord) -> None:
@@ -340,7 +367,7 @@ class MemoryController:
             self._log.memory(step, "train")
 
     def _report_recovery(
-        self, step: int, phase: str, reason: str, report: str, before: int, rows: int, shortage: Shortage | None
+        self, step: int, phase: str, reason: str, report: str, old_rows: int, rows: int, shortage: Shortage | None
     ) -> None:
         shortage = shortage or Shortage(None, free_host_bytes())
         self._log.event(
@@ -349,7 +376,7 @@ class MemoryController:
             step=step,
             phase=phase,
             reason=reason,
-            old_batch_size=before,
+            old_batch_size=old_rows,
             batch_size=rows,
             gradient_accumulation_steps=self.plan.choice.gradient_accumulation_steps,
             needed_bytes=shortage.needed_bytes,

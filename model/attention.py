@@ -1,9 +1,9 @@
 """T5's attention with its learned position bias, in memory linear in the length.
 
-The bias depends only on the distance between key and query, so it is held as a vector over distances (H, R), and never
-as a matrix where its rows are long; causality is the value -inf at positive distances. Compiled kernels of a CPU attend
-row by row, without padding (`model.compiled_attention`); elsewhere rows of like length are padded and attend together
-(`model.dense_attention`).
+The bias depends only on the distance between key and query, so it is kept as one number per head and distance (H, R),
+and expanded to a matrix only for short rows; the causal mask is the value -inf at positive distances. Compiled CPU
+kernels process one row after the other, without padding (`model.compiled_attention`); elsewhere rows of similar length
+are padded and processed together (`model.dense_attention`).
 
 Shapes: N query tokens, H heads, K d_kv, R distances. Source: position buckets: Raffel et al. 2020, section 2.1.
 """
@@ -29,7 +29,7 @@ from settings.declared import T5ModelConfig
 
 
 def attends_compiled(d_kv: int, device: torch.device) -> bool:
-    """Whether compiled kernels attend there: then rows lie end to end, elsewhere side by side."""
+    """Whether compiled kernels compute attention on a device: rows have no padding there, elsewhere they are dense."""
     return device.type == "cpu" and traits_of(device).is_host and d_kv in KERNEL_WIDTHS and kernels() is not None
 
 
@@ -56,20 +56,22 @@ def position_buckets(distances: Tensor, bidirectional: bool, num_buckets: int, m
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table (buckets, H) as (H, R), fp32. The gradient of each row is one sum, in an order that does not
-    change.
+    """The rows `buckets` (R,) of a table (buckets, H), as (H, R) in fp32.
+
+    The backward of an ordinary lookup would add gradients on a GPU in random order. Here the gradient of each table row
+    is one sum over distances in a fixed order: `is_in_bucket` (buckets, R) is 1 where a distance belongs to a bucket.
     """
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, buckets: Tensor, members: Tensor) -> Tensor:
-        ctx.save_for_backward(members)
+    def forward(ctx: Any, table: Tensor, buckets: Tensor, is_in_bucket: Tensor) -> Tensor:
+        ctx.save_for_backward(is_in_bucket)
         ctx.dtype = table.dtype
         return table.float().index_select(0, buckets).t()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (members,) = ctx.saved_tensors
-        sums = (members * grad[:, None].float()).sum(2)  # (H, buckets)
+        (is_in_bucket,) = ctx.saved_tensors
+        sums = (is_in_bucket * grad[:, None].float()).sum(2)  # (H, buckets)
         return sums.t().to(ctx.dtype), None, None
 
 
@@ -82,18 +84,20 @@ class PositionBias(nn.Module):
         self.bidirectional = bidirectional
         self.max_distance = config.relative_attention_max_distance
         self.d_kv = config.d_kv
-        self._buckets: tuple[int, Tensor, Tensor, Tensor] | None = None  # On a GPU, those of the longest row.
+        # On a GPU, kept from step to step: the longest row, and for its distances `buckets` and `is_in_bucket` as in
+        # `_Lookup`, and the causal mask.
+        self._buckets: tuple[int, Tensor, Tensor, Tensor] | None = None
 
     def forward(self, longest: int) -> Tensor:
-        """The bias of rows of at most so many tokens, fp32.
+        """The bias for rows of at most `longest` tokens, in fp32, with the causal mask of a decoder.
 
         Returns:
-            (H, longest, longest) where compiled kernels do not attend and it has no more numbers than scores are formed
-            at a time; else of each distance from -(longest - 1) to longest - 1: (H, 2 longest - 1).
+            a matrix (H, longest, longest) where compiled kernels are not used and the matrix has at most as many
+            elements as attention scores are computed at a time; else (H, 2 longest - 1), as of `over_distances`.
         """
         bias = self.over_distances(longest)
-        is_matrix = len(bias) * longest**2 <= traits_of(bias.device).scores
-        if attends_compiled(self.d_kv, bias.device) or not is_matrix:
+        is_small = len(bias) * longest**2 <= traits_of(bias.device).scores
+        if attends_compiled(self.d_kv, bias.device) or not is_small:
             return bias
         return BiasMatrix.apply(bias, longest)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -107,35 +111,39 @@ class PositionBias(nn.Module):
         return bias if self.bidirectional else bias.masked_fill(distances > 0, -math.inf)
 
     def place_buckets(self, longest: int) -> None:
-        """Find the buckets on the host, for a GPU; they are kept for the next step as long as rows are that long."""
-        is_there = self._buckets is not None and self._buckets[0] == longest and len(self._buckets[1]) > 0
-        if not is_there:  # They are not either where a pass has failed before they were sent.
+        """Compute the buckets of all distances on the host and send them to the GPU, unless the last step's can be used.
+
+        They can if `longest` is the same. They are empty if a pass failed inside `devices.base.placed_together`, before
+        they were copied.
+        """
+        is_current = self._buckets is not None and self._buckets[0] == longest and len(self._buckets[1]) > 0
+        if not is_current:
             distances = torch.arange(1 - longest, longest)
             count = self.table.shape[0]
             buckets = position_buckets(distances, self.bidirectional, count, self.max_distance)
-            members = (buckets == torch.arange(count)[:, None]).float()  # (buckets, R)
-            ahead = torch.zeros(len(distances)) if self.bidirectional else torch.where(distances > 0, -math.inf, 0.0)
+            is_in_bucket = (buckets == torch.arange(count)[:, None]).float()  # (buckets, R)
+            mask = torch.zeros(len(distances)) if self.bidirectional else torch.where(distances > 0, -math.inf, 0.0)
             device = self.table.device
-            self._buckets = longest, place(buckets, device), place(members, device), place(ahead, device)
+            self._buckets = longest, place(buckets, device), place(is_in_bucket, device), place(mask, device)
 
     def _on_gpu(self, longest: int) -> Tensor:
         self.place_buckets(longest)
         assert self._buckets is not None
-        _, buckets, members, ahead = self._buckets
-        bias: Tensor = _Lookup.apply(self.table, buckets, members)
-        return bias + ahead
+        _, buckets, is_in_bucket, mask = self._buckets
+        bias: Tensor = _Lookup.apply(self.table, buckets, is_in_bucket)
+        return bias + mask
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
 ) -> Tensor:
-    """softmax(q k^T + bias) v, row by row; T5 does not scale the scores.
+    """softmax(q k^T + bias) v of each row by itself; T5 does not scale the scores.
 
     Args:
         q: (N, H, K) of the query rows; k, v: (N', H, K) of the key rows.
-        bias: (H, R), one number per distance, distance 0 in the middle, R odd and at least 2 longest - 1; or of dense
-            rows a matrix (H, L, L) for rows of at most L tokens; or None.
-        rows: layout of queries and of keys.
+        bias: (H, R), one number per distance, distance 0 in the middle, R odd and at least 2 longest - 1; or, if rows
+            are dense, a matrix (H, L, L) for rows of at most L tokens; or None, in cross-attention.
+        rows: the layouts of queries and of keys.
         causal: whether bias holds -inf at positive distances, so that those keys need not be computed.
         dropout: of the attention weights.
     Returns:
@@ -147,7 +155,7 @@ def attend(
 
 
 class Attention(nn.Module):
-    """Multi-head attention of T5: four matrices without bias; H * K need not be D."""
+    """Multi-head attention of T5: four projections without bias vectors; H K may differ from D."""
 
     def __init__(self, config: T5ModelConfig) -> None:
         super().__init__()
@@ -159,24 +167,28 @@ class Attention(nn.Module):
         self.v = Linear(config.d_model, inner)
         self.o = Linear(inner, config.d_model)
 
-    def make_below_each_other(self, device: torch.device | str, dtype: torch.dtype) -> set[nn.Parameter]:
-        """Make the matrices of queries, keys and values parts of one, so that one product serves all
-        (`joined_product`).
+    def allocate_joined_qkv(self, device: torch.device | str, dtype: torch.dtype) -> set[nn.Parameter]:
+        """Allocate the weights of q, k and v as views of one tensor, so that one product computes all three
+        (`joined_product`). Returns these weights, which are not initialized.
         """
         inner, width = self.q.weight.shape
-        whole = torch.empty(3 * inner, width, device=device, dtype=dtype)
-        for linear, part in zip((self.q, self.k, self.v), whole.chunk(3), strict=True):
+        joined = torch.empty(3 * inner, width, device=device, dtype=dtype)
+        for linear, part in zip((self.q, self.k, self.v), joined.chunk(3), strict=True):
             linear.weight = nn.Parameter(part)
         return {self.q.weight, self.k.weight, self.v.weight}
 
     def heads(self, x: Tensor) -> Tensor:
-        """(N, H K) -> (N, H, K), a view; of products beside each other, the heads of all."""
+        """View (N, H K) as (N, H, K), and a joined product of q, k and v (N, 3 H K) as (N, 3 H, K)."""
         return x.view(len(x), -1, self.d_kv)
 
     def forward(
         self, x: Tensor, source: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
     ) -> Tensor:
-        """Queries from x (N, D), keys and values from source (N', D): (N, D)."""
+        """Attention with queries from x (N, D) and keys and values from source (N', D): (N, D).
+
+        In self-attention x is source. The number given to `dropout.of_adapter` tells the four projections apart.
+        """
+        # q, k and v in one product, or k and v in cross-attention; None: one product each.
         joined = joined_product(source, (self.q, self.k, self.v) if x is source else (self.k, self.v))
         if joined is not None:
             packed = [self.heads(joined)] if x is source else [self.heads(self.q(x)), self.heads(joined)]

@@ -66,17 +66,17 @@ class MicroBatch:
 
     @cached_property
     def label_rows(self) -> Rows:
-        """The layout of what is judged."""
+        """The layout of the tokens that have labels: the target rows without padding."""
         return label_rows(self.target)
 
-    def judged(self, hidden: Tensor) -> Tensor:
-        """The hidden states (N', D) of `label_rows`; what is behind the last row is any token's."""
+    def hidden_at_labels(self, hidden: Tensor) -> Tensor:
+        """The hidden states at the labels, in the layout `label_rows`; filler tokens at the end get arbitrary ones."""
         if not self.target.groups:
             return hidden
         return hidden.index_select(0, self.target.token_index(hidden.device, self.label_rows.num_tokens))
 
-    def unjudged(self, grad: Tensor) -> Tensor:
-        """The gradient of `judged`."""
+    def gradient_at_tokens(self, grad: Tensor) -> Tensor:
+        """The backward of `hidden_at_labels`: the gradient of all tokens (N', D), zero at those without a label."""
         if not self.target.groups:
             return grad
         tokens = self.target.row_tokens
@@ -98,15 +98,15 @@ class MicroBatch:
         keys = None if self.source.keys is None else self.source.keys.repeat(self.answers)
         return Rows(self.source.lengths * self.answers, keys, self.source.filler * self.answers)
 
-    def spread(self, output: Tensor) -> Tensor:
+    def repeat_for_answers(self, output: Tensor) -> Tensor:
         """The encoder output (N, D) as the decoder sees it: of rows end to end for each answer, (N answers, D)."""
         if not self._repeats_output:
             return output
         rows, filler = output.split([self.source.row_tokens, self.source.filler])
         return torch.cat([*[rows] * self.answers, *[filler] * self.answers])
 
-    def gather(self, grad: Tensor) -> Tensor:
-        """The gradient of `spread`: (N answers, D) -> (N, D)."""
+    def sum_over_answers(self, grad: Tensor) -> Tensor:
+        """The backward of `repeat_for_answers`: (N answers, D) -> (N, D)."""
         if not self._repeats_output:
             return grad
         rows, filler = grad.split([self.answers * n for n in (self.source.row_tokens, self.source.filler)])

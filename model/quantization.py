@@ -280,7 +280,7 @@ def product_back(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def _product_back(grad: Tensor, weight: Tensor) -> Tensor:
-    is_one_product = len(weight) <= traits_of(grad.device).terms_of_sums(len(weight))
+    is_one_product = len(weight) <= traits_of(grad.device).inner_chunk(len(weight))
     if weight.dtype == grad.dtype and is_one_product:
         return grad @ weight
     x = grad.new_zeros(len(grad), shape_of(weight)[1])
@@ -292,7 +292,7 @@ def _product_back(grad: Tensor, weight: Tensor) -> Tensor:
 
 def add_product(total: Tensor | None, first: Tensor, second: Tensor) -> Tensor:
     """first^T second: (N, n) and (N, m) -> (n, m), added to `total` in place where there is one."""
-    step = traits_of(first.device).terms_of_sums(len(first))
+    step = traits_of(first.device).inner_chunk(len(first))
     for part, of_part in zip(first.split(step), second.split(step), strict=True):
         total = part.t() @ of_part if total is None else total.addmm_(part.t(), of_part)
     assert total is not None
@@ -305,5 +305,5 @@ def _pieces(weight: Tensor) -> list[slice]:
     """
     traits = traits_of(weight.device)
     widest = max(LEAST_WIDENED, WIDENED_ELEMENTS // shape_of(weight)[1])  # x is read, or added to, once a piece.
-    rows = widest if traits.is_host else traits.terms_of_sums(len(weight))
+    rows = widest if traits.is_host else traits.inner_chunk(len(weight))
     return [slice(start, start + rows) for start in range(0, len(weight), rows)]

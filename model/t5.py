@@ -182,7 +182,7 @@ class T5(nn.Module):
         stacked = set[nn.Parameter]()
         for module in self.modules():
             if isinstance(module, Attention) and not is_host:
-                stacked |= module.make_below_each_other(device, dtype)
+                stacked |= module.allocate_joined_qkv(device, dtype)
             own_dtype = torch.float32 if isinstance(module, (RMSNorm, PositionBias, nn.Linear)) else dtype
             for name, weight in list(module.named_parameters(recurse=False)):
                 if weight not in stacked:

@@ -102,7 +102,7 @@ def test_what_is_trained_has_the_gradients_of_autograd_and_backward_stops_below(
 ) -> None:
     model = small_model(family)
     trained = freeze(model, patterns)
-    assert [stack.first_learning for stack in Schedule(model).stacks] == first
+    assert [stack.backward_start for stack in Schedule(model).stacks] == first
     collected = Collected()
     ours = rectangle_gradients(blockwise_of(model, saved), Rectangle(), "uneven", collected)
     assert_near(ours, autograd_gradients(model, Rectangle()))

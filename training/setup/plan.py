@@ -179,7 +179,7 @@ def machine_of(
         no_kernels=no_kernels,
         no_compiler=device.why_not_compiling(),
         measured_disk=None if folder is None else disk_rates(folder),
-        host_bytes=max(0, budget.host_bytes - loaded_bytes(device, base_bytes)) if device.copies_beside else 0,
+        host_bytes=max(0, budget.host_bytes - loaded_bytes(device, base_bytes)) if device.overlaps_copies else 0,
         device="" if device.name == "cpu" else device.describe(),
         has_own_memory=device.is_separate_memory,
     )

@@ -43,7 +43,7 @@ def test_a_pass_gives_the_gradients_of_the_cpu(family: str, gpu: str, saved: int
     blockwise = blockwise_of(model, saved, rate=rate, loss=LossSettings(61 * 4 * 16, 0.1))
     results = []
     scores = 2000  # Which weights of attention are dropped follows from how they are cut: it is the same for both.
-    for traits in (replace(HOST, scores=scores), replace(GPUS[gpu], scores=scores, largest_inner=40)):
+    for traits in (replace(HOST, scores=scores), replace(GPUS[gpu], scores=scores, max_inner_size=40)):
         with override_traits("cpu", traits):
             results.append(rectangle_gradients(blockwise, Rectangle(), "four"))
     assert_near(results[1], results[0], 2e-5)
