@@ -40,8 +40,8 @@ from devices.sizes import (
 )
 from devices.threads import most_threads
 
-# `multiply_rate` measures square products of growing size, since a fast dtype reaches its rate only in large ones; for a
-# slow dtype it stops early. The best of several repeats counts, because other programs can only make a product slower.
+# `multiply_rate` measures square products of growing size, since a fast dtype reaches its rate only in large ones; for
+# a slow dtype it stops early. The best of several repeats counts, because other programs only make a product slower.
 FIRST_SIDE = 64
 LAST_SIDE = 1024
 LONG_SECONDS = 4e-3  # A product that takes longer is large enough.
@@ -88,7 +88,7 @@ class DeviceTraits:
     has_compiler: bool = False
 
     def inner_chunk(self, size: int) -> int:
-        """In chunks of which length a product with this inner dimension has to be computed."""
+        """Length of the chunks into which a product has to split an inner dimension of this size."""
         return self.max_inner_size or size
 
     def with_scores(self, count: int) -> DeviceTraits:
@@ -241,7 +241,7 @@ class Device(ABC):
     overlaps_copies = False  # Copies to and from the host run during the computation.
     supports_several_processes = True  # Several processes can train together on such devices.
     is_separate_memory = False  # Its tensors lie outside the machine's RAM.
-    # The allocator can split cached blocks for tensors of other sizes, so that emptying the cache regularly gains nothing.
+    # Whether cached blocks serve tensors of other sizes, so that emptying the cache regularly only costs time.
     reuses_cache = False
     out_of_memory_words: tuple[str, ...] = ()  # Parts of the backend's error messages, in lower case.
     largest_side = LAST_SIDE  # Products up to this side are measured; GPUs reach their rate only in larger ones.
@@ -322,7 +322,7 @@ class Device(ABC):
 
     @property
     def computes_on(self) -> str:
-        """Model name of the processor or GPU; measured speeds are kept under it."""
+        """Model name of the GPU, or of the processor with its class; measured speeds are kept under it."""
         return processor.describe_here()
 
     @property
@@ -476,7 +476,7 @@ class Device(ABC):
     # -- errors and placement
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an error, or one of its causes, is out of memory, of the device or of the host."""
+        """Whether an error, or one of its causes, says that the device or the host is out of memory."""
         link: BaseException | None = error
         while link is not None and not self._says_out_of_memory(link):
             link = link.__cause__

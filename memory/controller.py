@@ -35,14 +35,13 @@ from settings.fields import AUTO, counted
 
 CHECK_SECONDS = 1.0  # The least time between two checks.
 PRESSURE = 0.97  # If more than this share of the budget is in use, memory is cleaned up at once.
-CLEANUP_PAUSE = (
-    100.0  # The next cleanup comes after so many times the duration of the last: they take under 1% of a run.
-)
+# After a cleanup the next one waits for so many times its duration, so that cleanups take under 1% of a run.
+CLEANUP_PAUSE = 100.0
 STEPS_AHEAD = 2  # A check and the switch to a smaller plan take two steps.
 # If available memory falls by less than this share of the safety margin, the budget stays: small programs come and go.
 DRIFT_SHARE = 0.25
-# The malloc setting "untrimmed", which keeps freed memory, is given up above this share of the budget. Plans with it are
-# made for at most 0.8 of the budget.
+# The malloc setting "untrimmed", which keeps freed memory, is given up above this share of the budget. Plans with it
+# are made for at most 0.8 of the budget.
 UNTRIMMED_SHARE = 0.85
 LESS_AFTER_ERROR = 0.3  # After an out-of-memory error the next plan must take this share less of temporary memory.
 GROWTH_STEPS = 96  # A leak is looked for in so many last steps,
@@ -201,8 +200,8 @@ class MemoryController:
         if self._shrink(step, target):
             return True
         self._unreachable_bytes = target.size
-        # A short peak above the run's own budget does not end the run. A peak above what other programs leave may get it
-        # killed, and memory that stays in use above the budget breaks the promise.
+        # A short peak above the run's own budget does not end the run. A peak above what other programs leave may get
+        # it killed, and memory that stays in use above the budget breaks the promise.
         is_over_limit = target.reason == "budget" and needs > target.size + target.margin
         if is_over_limit or self.budget.used() > self.allowed_bytes:
             self._give_up(target.sentence)

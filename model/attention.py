@@ -111,9 +111,9 @@ class PositionBias(nn.Module):
         return bias if self.bidirectional else bias.masked_fill(distances > 0, -math.inf)
 
     def place_buckets(self, longest: int) -> None:
-        """Compute the buckets of all distances on the host and send them to the GPU, unless the last step's can be used.
+        """Compute the buckets of all distances on the host and send them to the GPU, unless those of the last step fit.
 
-        They can if `longest` is the same. They are empty if a pass failed inside `devices.base.placed_together`, before
+        They fit if `longest` is the same, but are empty if a pass failed inside `devices.base.placed_together` before
         they were copied.
         """
         is_current = self._buckets is not None and self._buckets[0] == longest and len(self._buckets[1]) > 0

@@ -116,7 +116,7 @@ class Rows:
         return self._cached_on("padding", device, lambda: self._is_padding)
 
     def flatten(self, padded: Tensor, fill: int = 0) -> Tensor:
-        """Convert a padded batch (B, L, ...) to the layout of these rows (N, ...), with `fill` in padding and filler."""
+        """Lay out a padded batch (B, L, ...) like these rows, as (N, ...), with `fill` in padding and filler."""
         last = padded.shape[1] - 1
         device = padded.device
         rows = self.row_of_token(device)

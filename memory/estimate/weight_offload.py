@@ -1,9 +1,9 @@
 """Bytes of stored weights, resident and offloaded, and the time that copies of offloaded ones take.
 
 The matrices of an offloaded block are kept in a file or in a GPU's host RAM. They are in the memory of the computing
-device only while the block runs, in one of a few slots, each as large as the largest block. Each accumulation pass reads
-a block twice, for forward and for backward, and each step writes it back once if it is trained, however many rows pass
-through it. The copies overlap the computation.
+device only while the block runs, in one of a few slots, each as large as the largest block. Each accumulation pass
+reads a block twice, for forward and for backward, and each step writes it back once if it is trained, however many rows
+pass through it. The copies overlap the computation.
 """
 
 from __future__ import annotations
