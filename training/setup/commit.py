@@ -1,6 +1,6 @@
 """Stage 6 of the setup: the last checks, then the run's folder is made or reopened.
 
-No earlier stage writes anything into it.
+No earlier stage writes anything for the run.
 """
 
 from __future__ import annotations
