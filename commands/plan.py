@@ -38,7 +38,7 @@ from training.checkpoints.runs import check_name
 from training.report.progress import Progress
 from training.report.summary import parts_rows, plan_rows
 from training.report.wording import duration
-from training.setup.answer_list import answer_sources, foreseen_tree
+from training.setup.answer_list import answer_sources, estimate_tree
 from training.setup.base import find_base
 from training.setup.data import reopens_files, rows_for
 from training.setup.resolving import RunRows, RunSpec, resolve
@@ -80,7 +80,7 @@ def plan(config: Config) -> None:
     try:
         sources = answer_sources(config.answer.answers, None)
         if sources:
-            tree_bytes, note = look(config, foreseen_tree, config, sources, always_in_child=True)
+            tree_bytes, note = look(config, estimate_tree, config, sources, always_in_child=True)
             notes += filter(None, [note])
     except UserError:
         if targets == [AUTO]:
