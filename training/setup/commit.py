@@ -58,7 +58,7 @@ def headline(run: ResolvedRun) -> str:
         run=run.config.run.run_name,
         rows=counted(run.loader.num_rows, "row"),
         objective=run.spec.rows.objective,
-        steps=counted(run.spec.counted.max_steps, "step"),
+        steps=counted(run.spec.run_steps.max_steps, "step"),
         device=run.device.describe(),
         processes=counted(run.group.size, "process"),
         budget=run.budget.describe(),
@@ -70,7 +70,7 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
     asked for.
     """
     config = run.spec.config
-    steps = run.spec.counted
+    steps = run.spec.run_steps
     storage = run.spec.plan.choice.storage
     total = counted(steps.max_steps, "step")
     if run.is_resumed:
@@ -102,7 +102,7 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
 
 
 def _room_on_disk(run: ResolvedRun) -> list[str]:
-    if run.state.step >= run.spec.counted.max_steps:
+    if run.state.step >= run.spec.run_steps.max_steps:
         return []  # What is left is published, which takes no room.
     output_dir = run.config.run.output_dir
     choice = run.spec.plan.choice
