@@ -217,7 +217,7 @@ class LowMemTrainer:
     def _loop(self) -> None:
         live = self.live
         controller = live.controller
-        steps = live.run.spec.counted
+        steps = live.run.spec.run_steps
         if live.state.step == 0:
             evaluate(live)
         while live.state.step < steps.max_steps and not live.best.should_stop:
@@ -253,7 +253,7 @@ class LowMemTrainer:
         """One optimizer step. False: memory did not suffice, or it was not finite; the state says where to go on."""
         live = self.live
         began = time.perf_counter()
-        rate = live.run.spec.counted.rate(number) * live.divergence.rate_factor
+        rate = live.run.spec.run_steps.rate(number) * live.divergence.rate_factor
         batches = live.batches(number)
         labels, tokens = self.group.all_reduce_sum(
             sum(batch.num_labels for batch in batches), sum(batch.num_tokens for batch in batches)

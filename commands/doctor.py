@@ -126,7 +126,7 @@ def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | N
         case: Case = {"kind": kind, "label": str(label), "load_bytes": None, "peak_bytes": None, "seconds": None}
         spec = None
         try:
-            rows = RunRows.as_set(changed.data, objective, changed.train.eval_rows)
+            rows = RunRows.longest_allowed(changed.data, objective, changed.train.eval_rows)
             spec = resolve(changed, machine, rows)
             plan = spec.plan
             case |= {"load_bytes": plan.phases["load"], "peak_bytes": plan.peak_bytes, "seconds": plan.seconds}

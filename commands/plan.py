@@ -38,7 +38,7 @@ from training.checkpoints.runs import check_name
 from training.report.progress import Progress
 from training.report.summary import parts_rows, plan_rows
 from training.report.wording import duration
-from training.setup.answer_list import answer_sources, foreseen_tree
+from training.setup.answer_list import answer_sources, estimate_tree
 from training.setup.base import find_base
 from training.setup.data import reopens_files, rows_for
 from training.setup.resolving import RunRows, RunSpec, resolve
@@ -80,7 +80,7 @@ def plan(config: Config) -> None:
     try:
         sources = answer_sources(config.answer.answers, None)
         if sources:
-            tree_bytes, note = look(config, foreseen_tree, config, sources, always_in_child=True)
+            tree_bytes, note = look(config, estimate_tree, config, sources, always_in_child=True)
             notes += filter(None, [note])
     except UserError:
         if targets == [AUTO]:
@@ -138,7 +138,7 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
     if start.folder is not None:
         return config, start.reasons or [say("starting from {model}", model=start.folder)], 0
     if config.data.train_file is not None and not (config.given("vocab_size") or config.task.writes_text):
-        with suppress(UserError, NotMade):  # RunRows.known says what is wrong.
+        with suppress(UserError, NotMade):  # RunRows.find says what is wrong.
             tokens = look(config, count_tokens, config)
             if tokens:
                 config = config.with_changes(vocab_size=rows_for(tokens))
@@ -157,7 +157,7 @@ def _planned(config: Config, target: str, steps_done: int, tree_bytes: int) -> P
     machine = with_libraries(_machine(config, target), config.metrics)
     if machine.base_bytes:
         machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes)
-    rows = RunRows.known(config, machine)
+    rows = RunRows.find(config, machine)
     config = config.with_changes(objective=rows.objective)
     count = 0
     examples: Table = []
@@ -175,9 +175,9 @@ def _planned(config: Config, target: str, steps_done: int, tree_bytes: int) -> P
         is_same = other.data == config.data and other.train.effective_batch_size == config.train.effective_batch_size
         its_rows = spec.rows
         if its_rows.sample is not None:
-            its_rows = RunRows.of_sample(other, here, its_rows.sample)
+            its_rows = RunRows.from_sample(other, here, its_rows.sample)
         elif its_rows.lengths is None or not is_same:
-            its_rows = RunRows.known(other, here)
+            its_rows = RunRows.find(other, here)
         return resolve(other, here, its_rows).plan
 
     modes: dict[str, Plan | None] = dict.fromkeys(MODES)
@@ -228,7 +228,7 @@ def _counted(spec: RunSpec, count: int) -> RunSpec:
     text = "time: for about {rows} ({steps}) with the lengths of the sample; exact once the data is prepared"
     if spec.rows.sample is not None:
         count = 0 if config.train.max_steps != AUTO else spec.rows.sample.about_rows
-        longest = RunRows.as_set(config.data, spec.rows.objective, config.train.eval_rows)
+        longest = RunRows.longest_allowed(config.data, spec.rows.objective, config.train.eval_rows)
         try:
             peak = format_size(resolve(config, spec.machine, longest).plan.peak_bytes)
             remarks.append(
@@ -247,7 +247,7 @@ def _counted(spec: RunSpec, count: int) -> RunSpec:
     else:
         count = 0
     if count:
-        remarks.append(say(text, rows=counted(count, "row"), steps=counted(spec.counted.max_steps, "step")))
+        remarks.append(say(text, rows=counted(count, "row"), steps=counted(spec.run_steps.max_steps, "step")))
     return replace(spec, plan=replace(spec.plan, reasons=(*spec.plan.reasons, *remarks)))
 
 

@@ -11,7 +11,7 @@ from data.prepare import preparing
 from data.prepare.data_tokenizer import tokenizer_folder
 from data.prepare.looking import look, tokenizer_limits
 from data.prepare.preview import lost_of_shards, table_of_files
-from data.prepare.training_data import check_heeded, find_training_data
+from data.prepare.training_data import find_training_data, refuse_ineffective
 from data.shards.store import LengthFacts, Manifest
 from settings.declared import Config
 from settings.program import program
@@ -44,7 +44,7 @@ def prepare(config: Config) -> None:
         settings = config.data
         training_data = look(config, find_training_data, settings, config.train.is_finetune)
         if training_data.shards is None:
-            check_heeded(config, training_data)
+            refuse_ineffective(config, training_data)
             kind = config.tokenizer.tokenizer_type
             limits = tokenizer_limits(config.memory.memory_budget)
             size = config.model.vocab_size

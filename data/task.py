@@ -1,6 +1,6 @@
-"""What `data` asks of a task: which rows it reads, and what becomes of them until they are a batch.
+"""What `data` needs of a task, as a protocol: `data` may not import `tasks/`, whose classes implement it.
 
-The classes are in `tasks/`, one file each; `settings.tasks` lists them by the name of their objective.
+`tasks.base.BaseTask` documents each method and has its default; `settings.tasks` lists the classes by objective.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from data.text.conversations import Examples, TextRow
     from data.tokenizers.tokenizer import Tokenizer
 
-Table = list[tuple[str, str]]  # rows of a table for people: a title and what it says
-RowLimits = tuple[int | None, ...]  # of each stored column, the most tokens with end of text; None: any
+Table = list[tuple[str, str]]  # rows of a table that is printed: (title, text)
+RowLimits = tuple[int | None, ...]  # the most tokens of each stored column, end of text included; None: no limit
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ShardFormat:
     """How rows are stored.
 
     Args:
-        kind: its name in a manifest.
-        columns: of a row, that of the encoder's ids first.
+        kind: the name of the format in a manifest.
+        columns: names of the stored columns; the first holds the ids for the encoder.
         row_tokens: the rows are one stream of tokens, cut into pieces of this length; 0: each row is stored by itself.
         label_column: the column that holds labels rather than ids.
     """
@@ -52,13 +52,13 @@ class ShardFormat:
 
 
 class Task(Protocol):
-    """See `tasks.base.BaseTask`, which says of each what most tasks answer."""
+    """A kind of work; `tasks.base.BaseTask` documents its members."""
 
     shards: ClassVar[ShardFormat]
     is_windowed: ClassVar[bool]
     has_even_lengths: ClassVar[bool]
     needs_sentinels: ClassVar[bool]
-    words_prompts: ClassVar[bool]
+    uses_template: ClassVar[bool]
     contents: ClassVar[Sequence[str]]
 
     @property
@@ -66,19 +66,19 @@ class Task(Protocol):
     @property
     def flags(self) -> str: ...
 
-    # Which rows of which files:
+    # Files to rows: which files and columns are read.
 
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]: ...
-    def unless_named(self, data: DataConfig, file: str) -> list[str]: ...
+    def problems_unless_named(self, data: DataConfig, file: str) -> list[str]: ...
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns: ...
     def column_flags(self, columns: Sequence[str]) -> Sequence[str]: ...
-    def idle_settings(self, data: DataConfig, training_data: TrainingData) -> list[str]: ...
+    def ineffective_settings(self, data: DataConfig, training_data: TrainingData) -> list[str]: ...
     def tokenizer_type(self, training_data: TrainingData) -> str: ...
     def label_names(
         self, data: DataConfig, model: T5ModelConfig, training_data: TrainingData, once: Once
     ) -> tuple[str, ...] | None: ...
 
-    # How they become ids:
+    # Rows to stored ids:
 
     def examples(self, data: DataConfig, clean: bool, columns: Columns, tokenizer_dir: Path | None) -> Examples: ...
     def encoder(self, tokenizer: Tokenizer, examples: Examples, limits: RowLimits) -> Encoder: ...
@@ -86,7 +86,7 @@ class Task(Protocol):
     def shard_facts(self, data: DataConfig, columns: Columns) -> dict[str, object]: ...
     def refuse_dropped(self, dropped: Dropped, files: str) -> None: ...
 
-    # How ids become a batch:
+    # Stored ids to a batch:
 
     def lengths(self, data: DataConfig, num_sentinels: int = 100) -> Lengths: ...
     def rows_of(self, stored_rows: Sequence[dict[str, Any]], lengths: Lengths) -> Sequence[dict[str, Any]]: ...
@@ -100,13 +100,13 @@ class Task(Protocol):
     def row(self, columns: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> AnyRow: ...
     def collate(self, rows: Sequence[Any], pad_token_id: int) -> Batch: ...
 
-    # What is told of them:
+    # Tables and notes that are printed:
 
     def token_lengths(
         self, tokenizer: Tokenizer, examples: Examples, rows: Sequence[TextRow], model: T5ModelConfig
     ) -> list[NDArray[np.int64]]: ...
     def length_title(self, column: str) -> str | None: ...
-    def limit_words(self, data: DataConfig, cut_rows: int) -> str: ...
+    def limit_flags(self, data: DataConfig, cut_rows: int) -> str: ...
     def show_labels(self, names: Sequence[str], counts: Sequence[int]) -> Table: ...
     def show_batch(self, batch: Batch, tokenizer: Tokenizer, label_names: Sequence[str]) -> Table: ...
     def show_rows(
@@ -120,10 +120,10 @@ def all_tasks() -> list[Task]:
 
 
 def shard_readers() -> dict[str, Task]:
-    """For each kind of shards the first task that reads it."""
+    """Kind of shards -> the first task that reads it."""
     return {task.shards.kind: task for task in reversed(all_tasks())}
 
 
 def task_reading(contents: str) -> Task:
-    """The first task that reads files with such contents, see `data.sources.reading.what_it_teaches`."""
+    """The first task that lists these `contents`, as `data.sources.reading.what_it_teaches` returns them of a file."""
     return next(task for task in all_tasks() if contents in task.contents)

@@ -45,7 +45,8 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
 
     Args:
         command: a key of `COMMANDS`.
-        flags: name -> raw value, as typed; may hold `config` (a file, or what one says), `preset` and `model_preset`.
+        flags: name -> raw value, as typed; may hold `config` (the path of a settings file, or a
+            mapping of settings), `preset` and `model_preset`.
     Raises:
         UserError: all problems at once.
     """
@@ -60,14 +61,15 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
         origins=tuple(layers.origins.items()),
         is_record=layers.is_record,
     )
-    # Flags of a run that goes on stand over its saved settings, which are not read yet: `resumed_config` names their
-    # file.
+    # The flags of a resumed run change its saved settings, which are read later: `resumed_config` loads that file, and
+    # checks both.
     if not problems and ("config" in (flags or {}) or config.train.is_keep_training is not True):
-        edits = _acting_edits(layers.origins)
-        wrong = [*check(config, command), *without_effect(config, _decided(command))]
-        problems += [_placed(problem, edits) for problem in wrong]
+        edits = _effective_edits(layers.origins)
+        contradictions = [*check(config, command), *without_effect(config, _final_settings(command))]
+        problems += [_with_line(problem, edits) for problem in contradictions]
     refuse(problems)
-    return dataclasses.replace(config, reads=set())  # The checks alone have read something.
+    # So far only the checks have read settings, which does not count as use.
+    return dataclasses.replace(config, reads=set())
 
 
 def _derived(values: Mapping[str, Any], origins: Mapping[str, str], command: str) -> dict[str, Any]:
@@ -81,20 +83,22 @@ def _derived(values: Mapping[str, Any], origins: Mapping[str, str], command: str
     return derived
 
 
-def _decided(command: str) -> Collection[str]:
-    """The settings of a command that nothing changes after they are loaded; a trained model may say how it answers."""
+def _final_settings(command: str) -> Collection[str]:
+    """The settings of a command whose values are final once loaded. Where a trained model is used, its folder may still
+    change how it answers.
+    """
     if command in TRAINING:
         return flags_of(command)
     return [name for name, (group, _) in flags_of(command).items() if group not in ("generate", "metrics")]
 
 
-def _acting_edits(origins: Mapping[str, str]) -> dict[str, Edit]:
-    """The edits that nothing overrides, by the name of the setting."""
+def _effective_edits(origins: Mapping[str, str]) -> dict[str, Edit]:
+    """The edits that no preset, file or flag overrides, by the name of the setting."""
     return {name: edit for name, edit in user_edits().by_name.items() if origins.get(name) == "edited"}
 
 
-def _placed(problem: str, edits: Mapping[str, Edit]) -> str:
-    """A contradiction, with the line in `config.py` of the setting that it is about."""
+def _with_line(problem: str, edits: Mapping[str, Edit]) -> str:
+    """A problem, which begins with the name of its setting, with the line in `config.py` where that was edited."""
     name = english(problem).removeprefix("--").partition(" = ")[0]
     if name not in edits:
         return problem
@@ -118,7 +122,7 @@ def _not_a_command(word: str) -> str:
 
 
 def training_command(saved: Mapping[str, Any]) -> str:
-    """The command that a run with these saved settings was started with."""
+    """The command, `train` or `dpo`, that started the run with these saved settings."""
     return command_of(saved.get("objective"))
 
 
@@ -128,11 +132,11 @@ def user_edits() -> Edits:
     shipped = {"model_preset": Shipped(MODEL_CLASS, Config.model_preset)}
     for name, (group, member) in settings_by_name().items():
         shipped[name] = Shipped(getattr(GROUPS[group], "__name__", group), member.default)
-    settings = edits_of_config(_text(CONFIG_FILE), shipped)
-    line = edit_of_trainer(_text(TRAINER_FILE))
-    if line is None:
-        return settings
-    return Edits({**settings.by_name, line.name: line}, settings.problems)
+    edits = edits_of_config(_content(CONFIG_FILE), shipped)
+    trainer_edit = edit_of_trainer(_content(TRAINER_FILE))
+    if trainer_edit is None:
+        return edits
+    return Edits({**edits.by_name, trainer_edit.name: trainer_edit}, edits.problems)
 
 
 def label(name: str, origin: str | None) -> str:
@@ -143,19 +147,22 @@ def label(name: str, origin: str | None) -> str:
 
 
 def edit_notes(config: Config, command: str) -> list[str]:
-    """Which lines edited in `config.py` act in this start, and which a named preset or a run that goes on overrides."""
-    acting = list(_acting_edits(dict(config.origins)).values())
-    replaced = list[Edit]()
+    """Notes on the lines edited in `config.py`: which ones count in this start, and which ones are overridden, by a
+    named preset or by the saved settings of a resumed run.
+    """
+    effective = list(_effective_edits(dict(config.origins)).values())
+    overridden = list[Edit]()
     if config.train.is_keep_training is True:
-        of_start = (*places(), "run_name", "is_keep_training")
-        replaced = [edit for edit in acting if edit.name not in of_start]
-        acting = [edit for edit in acting if edit.name in of_start]
+        # Each start decides these anew; all else is saved in the run.
+        start_settings = (*places(), "run_name", "is_keep_training")
+        overridden = [edit for edit in effective if edit.name not in start_settings]
+        effective = [edit for edit in effective if edit.name in start_settings]
     notes: list[str] = []
-    if acting:
-        notes.append(say("edited: {lines}", lines=_lines(acting)))
-    if replaced:
+    if effective:
+        notes.append(say("edited: {lines}", lines=_lines(effective)))
+    if overridden:
         text = "edited, but a run that goes on keeps its own settings: {lines}"
-        notes.append(say(text, lines=_lines(replaced)))
+        notes.append(say(text, lines=_lines(overridden)))
     for name, edit in user_edits().by_name.items():
         if config.origin(name) == "preset" and name in flags_of(command):
             text = (
@@ -170,6 +177,6 @@ def _lines(edits: Iterable[Edit]) -> str:
     return ", ".join(f"{edit.name} = {edit.value} ({edit.file}:{edit.line})" for edit in edits)
 
 
-def _text(name: str) -> bytes:
+def _content(name: str) -> bytes:
     path = ROOT / name
     return path.read_bytes() if path.is_file() else b""

@@ -95,8 +95,8 @@ class BaseTask:
     has_even_lengths: ClassVar[bool] = False
     # The tokenizer may have to have <extra_id_0> and those after it:
     needs_sentinels: ClassVar[bool] = False
-    # A template may put prompts into words:
-    words_prompts: ClassVar[bool] = False
+    # Prompts may be written with a template:
+    uses_template: ClassVar[bool] = False
     # Files with these contents, by `data.sources.layouts`, are read without naming the task:
     contents: ClassVar[Sequence[str]] = ()
     examples_class: ClassVar[type[Examples]] = Examples
@@ -114,8 +114,8 @@ class BaseTask:
         """
         raise NotImplementedError
 
-    def unless_named(self, data: DataConfig, file: str) -> list[str]:
-        """What is said where a file is for this task, and the settings do not name it; nothing: it is taken."""
+    def problems_unless_named(self, data: DataConfig, file: str) -> list[str]:
+        """Why a file that suits this task may not decide for it, but `objective` must name it; empty: it may."""
         return []
 
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
@@ -126,7 +126,7 @@ class BaseTask:
         """The flags, without --, that name these `Columns.sides`; none where everyone calls the columns so."""
         raise NotImplementedError
 
-    def idle_settings(self, data: DataConfig, training_data: TrainingData) -> list[str]:
+    def ineffective_settings(self, data: DataConfig, training_data: TrainingData) -> list[str]:
         """Settings that the user has named and that have no effect on these rows."""
         return []
 
@@ -153,7 +153,7 @@ class BaseTask:
         Raises:
             UserError: the template is wrong.
         """
-        template = template_of(data, tokenizer_dir) if self.words_prompts and tokenizer_dir else None
+        template = template_of(data, tokenizer_dir) if self.uses_template and tokenizer_dir else None
         return self.examples_class(clean, template, columns.form, data.expand_turns, data.prepare_text)
 
     def encoder(self, tokenizer: Tokenizer, examples: Examples, limits: RowLimits) -> Encoder:
@@ -229,7 +229,7 @@ class BaseTask:
         """What the lengths of a stored column are called; None where they are of no interest."""
         return say("tokens of {column}", column=column)
 
-    def limit_words(self, data: DataConfig, cut_rows: int) -> str:
+    def limit_flags(self, data: DataConfig, cut_rows: int) -> str:
         """The flags to which rows are cut, for people; empty where nothing is told of it."""
         lengths = self.lengths(data)
         return say(
@@ -267,7 +267,7 @@ class BaseTask:
         ]
         is_cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
         cut_rows = int(np.any(is_cut, axis=0).sum())
-        return table + cut_row(self.limit_words(data, cut_rows), cut_rows, encoded.num_rows, of_first=True)
+        return table + cut_row(self.limit_flags(data, cut_rows), cut_rows, encoded.num_rows, of_first=True)
 
     # From a batch to a score: what training, evaluation and answers ask.
 

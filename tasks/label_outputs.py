@@ -117,7 +117,7 @@ class LabelOutputs(BaseTask):
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
         raise UserError("--train_file = none, --head={asked} needs texts with labels; give a file", asked=self.name)
 
-    def unless_named(self, data: DataConfig, file: str) -> list[str]:
+    def problems_unless_named(self, data: DataConfig, file: str) -> list[str]:
         problem = "--train_file = {path}, holds texts with labels for --head={kind}; name this head"
         return [say(problem, path=file, kind=self.name)]
 
@@ -172,7 +172,7 @@ class LabelOutputs(BaseTask):
     def length_title(self, column: str) -> str | None:
         return None if column == self.shards.label_column else super().length_title(column)
 
-    def limit_words(self, data: DataConfig, cut_rows: int) -> str:
+    def limit_flags(self, data: DataConfig, cut_rows: int) -> str:
         return f"--max_seq_len={data.max_seq_len}" if cut_rows else ""
 
     def show_labels(self, names: Sequence[str], counts: Sequence[int]) -> Table:

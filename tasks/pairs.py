@@ -30,7 +30,7 @@ class Pairs(BaseTask):
 
     # Rows of evaluation may have further right answers behind the first, each with end of text.
     shards = ShardFormat("pairs", ("input_ids", "labels"))
-    words_prompts = True
+    uses_template = True
     contents = (PAIRS, CONVERSATIONS)
 
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
@@ -45,7 +45,7 @@ class Pairs(BaseTask):
             return ()
         return ("messages_column",) if len(columns) == 1 else ("prompt_column", "response_column")
 
-    def idle_settings(self, data: DataConfig, training_data: TrainingData) -> list[str]:
+    def ineffective_settings(self, data: DataConfig, training_data: TrainingData) -> list[str]:
         idle = []
         if data.messages_column != AUTO and data.history_column is not None:
             idle.append("history_column")

@@ -51,14 +51,14 @@ class Preferences(BaseTask):
     # From a file to a batch.
 
     shards = ShardFormat("preferences", ("input_ids", "chosen", "rejected"))
-    words_prompts = True
+    uses_template = True
     contents = (PREFERENCES,)
     examples_class = PreferenceExamples
 
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
         raise UserError("--train_file = none, preferences need a file with columns prompt, chosen, rejected; give it")
 
-    def unless_named(self, data: DataConfig, file: str) -> list[str]:
+    def problems_unless_named(self, data: DataConfig, file: str) -> list[str]:
         problem = (
             "--train_file = {train_file}, holds preferences, two answers a prompt; learn them with the dpo "
             "command, or one alone with --is_finetune=True --response_column={chosen_column}, from text"

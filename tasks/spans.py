@@ -78,7 +78,7 @@ class Spans(BaseTask):
     def length_title(self, column: str) -> str | None:
         return say("tokens per text")
 
-    def limit_words(self, data: DataConfig, cut_rows: int) -> str:
+    def limit_flags(self, data: DataConfig, cut_rows: int) -> str:
         return ""
 
     # From a batch to a score.

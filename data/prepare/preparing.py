@@ -2,8 +2,8 @@
 
 `prepare` decides what is trained, finds or trains the tokenizer, reads the rows, encodes them and writes shards under
 the cache folder, named by a fingerprint of everything that shapes them: files, columns, tokenizer, lengths, settings.
-The same question a second time is answered at once; an attempt that was killed or interrupted continues after its last
-shard. Reading and encoding take memory that training wants, so `in_child` lets another process do it.
+A second run with the same fingerprint finds them there; an interrupted attempt continues after its last whole shard.
+Reading and encoding take memory that training needs, so `in_child` does it in a process of its own.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from data.prepare.data_tokenizer import missing_tokens, read_extra_tokens, token
 from data.prepare.looking import forget, look, tokenizer_limits, workers
 from data.prepare.training_data import (
     TrainingData,
-    check_heeded,
     check_tokenizer,
     find_training_data,
     held_out_sources,
     named_files,
+    refuse_ineffective,
 )
 from data.prepare.unread import passed_over
 from data.prepare.writing import Job, Writing, clear
@@ -85,7 +85,7 @@ class Prepared:
         unread: files and columns that were not read, for a table.
         labels: the names of labels, in order; none: they are numbers, or there are none.
         label_counts: how often each is trained on.
-        cached: the folder under `cache_dir` that was made; None: all that was made has a place that the user named.
+        cached: the shards folder under `cache_dir`; None: none of these shards are there.
     """
 
     train_dir: Path
@@ -106,19 +106,20 @@ class Prepared:
 
 
 def prepare(config: Config, note: Path | None = None, once: Once = make_once) -> Prepared:
-    """Give shards for these settings: given ones, those of the cache, or new ones.
+    """Shards for these settings: those that the user named, those of the cache, or new ones.
 
     Args:
-        note: file that says how far it is, while it goes on; None: none.
+        note: file that shows the progress to other processes; None: no file.
+        once: `only_if_made` to make nothing new.
     Raises:
         UserError: the data, the tokenizer or a folder is not usable. NotMade: by `only_if_made`.
     Memory:
-        that of `data.prepare.looking` at any size of the data, at most 1 GiB.
+        at most 1 GiB whatever the size of the data, bounded by `data.prepare.looking`.
     """
     data = config.data
     with noted_in(note):
         validation_shards: StoredSplit | None = None
-        problems = list[str]()  # All names under which nothing is there are told at once.
+        problems = list[str]()  # The problems of all three steps are reported at once.
         with collected(problems):
             training_data = find_training_data(data, config.train.is_finetune, once)
         with collected(problems):
@@ -130,9 +131,9 @@ def prepare(config: Config, note: Path | None = None, once: Once = make_once) ->
         refuse(problems)
         task = training_data.task
         if data.mixture_weights is not None and training_data.shards is None:
-            named_weights(data.mixture_weights, training_data.parts)  # The loader reads the parts of shards.
+            named_weights(data.mixture_weights, training_data.parts)  # Of finished shards, the loader checks them.
         names = task.label_names(data, config.model, training_data, once)
-        check_heeded(config, training_data, validation)
+        refuse_ineffective(config, training_data, validation)
         cached: Path | None = None
         if training_data.shards is None:
             columns = replace(training_data.columns, names=names)
@@ -140,13 +141,13 @@ def prepare(config: Config, note: Path | None = None, once: Once = make_once) ->
         else:
             columns = replace(task.columns_of(data, validation), names=names)
             train = _split_of(training_data.shards, TRAIN)
-            held_out = StoredSplit(train.manifest, VALIDATION)
+            held_out = StoredSplit(train.manifest, VALIDATION)  # unless validation data are named, see below
             tokenizer_dir = train.manifest.root / TOKENIZER
             if data.tokenizer_dir != AUTO:
                 _check_same_tokenizer(train.manifest, _tokenizer_dir(config, training_data, once))
             _check_same_template(data, task, train.manifest, tokenizer_dir)
             _check_extra_tokens(data.extra_tokens, tokenizer_dir)
-        if training_data.sources or validation:
+        if training_data.sources or validation:  # Something has to be encoded.
             hold_out = validation_shards is None and not validation
             job = _job(config, training_data, columns, tokenizer_dir, training_data.sources, validation, hold_out)
             manifest, cached = _make_shards(config, job, tokenizer_dir, once)
@@ -161,7 +162,7 @@ def prepare(config: Config, note: Path | None = None, once: Once = make_once) ->
 
 
 def prepare_evaluation(config: Config, note: Path | None = None, once: Once = make_once) -> Prepared:
-    """Give shards with all rows of `validation_file` for evaluation alone; without one, those that `prepare` holds out.
+    """Shards to evaluate on: all rows of `validation_file`; without one, the rows that `prepare` holds out.
 
     Returns:
         `validation_dir` holds the rows; `train_dir` is the same folder if there is a `validation_file`.
@@ -186,7 +187,7 @@ def prepare_evaluation(config: Config, note: Path | None = None, once: Once = ma
 
 
 def find_prepared(config: Config) -> Prepared | None:
-    """Look for finished shards; None if something has to be made first.
+    """Finished shards for these settings; None if some have to be made first.
 
     Raises:
         UserError: as `prepare`.
@@ -200,15 +201,15 @@ def find_prepared(config: Config) -> Prepared | None:
 def in_child(
     function: Callable[..., Prepared], config: Config, note: Path | None = None, checked: Sequence[str] = ()
 ) -> Prepared:
-    """Do what `prepare` or `prepare_evaluation` does, in a process of its own if files are named or something has to be
-    made.
+    """Call `prepare` or `prepare_evaluation`, in a process of its own if files are named or something has to be made.
 
     Args:
-        checked: splits whose rows will be read, `train`, `validation` or both: they are compared with their checksums,
-            and damaged ones of the cache are made anew.
+        function: `prepare` or `prepare_evaluation`.
+        checked: splits that will be read, `train`, `validation` or both. Their checksums are verified; damaged shards
+            in the cache are made anew.
     Raises:
-        UserError: as they do, and where shards that the user has named are damaged. DoesNotFit: it takes more than the
-            budget leaves.
+        UserError: as `function`, and where shards that the user named are damaged.
+        DoesNotFit: it needs more memory than the budget leaves.
     """
 
     def prepared_by_child() -> Prepared:
@@ -220,26 +221,26 @@ def in_child(
     try:
         prepared = prepared_by_child()
         folders = {TRAIN: prepared.train_dir, VALIDATION: prepared.validation_dir}
-        read = [folders[name] for name in checked]
+        checked_folders = [folders[name] for name in checked]
         try:
-            shards.check_shards(*read)
+            shards.check_shards(*checked_folders)
         except UserError:
-            own = [folder for folder in read if folder.parent == prepared.cached]
-            if prepared.cached is None or not own:
+            cached_folders = [folder for folder in checked_folders if folder.parent == prepared.cached]
+            if prepared.cached is None or not cached_folders:
                 raise
-            remove_damaged(prepared.cached, lambda _: shards.check_shards(*own))
+            remove_damaged(prepared.cached, lambda _: shards.check_shards(*cached_folders))
             prepared = prepared_by_child()
-            shards.check_shards(*read)
+            shards.check_shards(*checked_folders)
         return prepared
     except KeyboardInterrupt:
-        words = "interrupted while preparing data; the same command continues where it stopped"
-        raise KeyboardInterrupt(say(words)) from None
+        text = "interrupted while preparing data; the same command continues where it stopped"
+        raise KeyboardInterrupt(say(text)) from None
     finally:
         forget()
 
 
 def _split_of(path: str | Path, name: str) -> StoredSplit:
-    """Read a path as one split of a shards folder; of a whole folder it is the one of this name, or its first."""
+    """The split that a path names. For a whole shards folder, the split of this name, or its first if there is none."""
     manifest = Manifest.of(Path(path))
     if manifest.root != Path(path):
         return StoredSplit(manifest, Path(path).name)
@@ -277,10 +278,10 @@ def _check_extra_tokens(extra_tokens: str | None, folder: Path) -> None:
         )
 
 
-def _check_same_template(data: DataConfig, task: Task, manifest: Manifest, beside: Path) -> None:
-    """Refuse shards whose prompts another template has worded than the one asked for, or that lies elsewhere."""
+def _check_same_template(data: DataConfig, task: Task, manifest: Manifest, template_dir: Path) -> None:
+    """Refuse shards whose prompts were written with another template than that of these settings or `template_dir`."""
     written = Template.read(manifest.root / TOKENIZER) or Template()
-    if task.words_prompts and template_of(data, beside) != written:
+    if task.uses_template and template_of(data, template_dir) != written:
         raise UserError(
             "{root}: was written with --prompt_template={name!r} and --source_prefix={prefix!r}; use the same "
             "for all, or prepare the text again",
@@ -319,7 +320,7 @@ def _job(
 
 
 def _make_shards(config: Config, job: Job, tokenizer_dir: Path, once: Once) -> tuple[Manifest, Path | None]:
-    """Write the shards of a job, unless they are there; the folder too where it lies in the cache."""
+    """The manifest of a job's shards, which are written unless they exist, and their folder if it is in the cache."""
     tokenizer = Tokenizer.load(tokenizer_dir)
     if job.task.needs_sentinels and not tokenizer.num_sentinels:
         raise UserError(
@@ -328,14 +329,14 @@ def _make_shards(config: Config, job: Job, tokenizer_dir: Path, once: Once) -> t
             objective=job.task.name,
         )
     tokenizer.template = replace(job.examples.template or tokenizer.template, has_turns=job.columns.has_turns)
-    settings = _settings(job)
+    settings = _content_settings(job)
     identity = fingerprint([settings, tokenizer.fingerprint])
 
     def write(folder: Path) -> None:
-        work = Writing(job, folder, identity, tokenizer.size)
+        writer = Writing(job, folder, identity, tokenizer.size)
         size = sum(source.path.stat().st_size for source in (*job.train, *job.validation))
         encoders = workers(config.prepare.prepare_workers, config.run.num_threads, config.memory.memory_budget, size)
-        splits = work.run(tokenizer_dir, encoders)
+        splits = writer.run(tokenizer_dir, encoders)
         tokenizer.save(folder / TOKENIZER)
         content = {
             "format": shards.FORMAT,
@@ -343,7 +344,7 @@ def _make_shards(config: Config, job: Job, tokenizer_dir: Path, once: Once) -> t
             "fingerprint": identity,
             "settings": settings,
             "sources": {TRAIN: source_facts(job.train), VALIDATION: source_facts(job.validation)},
-            # Training need not load the tokenizer:
+            # What training needs of the tokenizer, so that it need not load it:
             "tokenizer": {
                 "fingerprint": tokenizer.fingerprint,
                 "size": tokenizer.size,
@@ -352,16 +353,17 @@ def _make_shards(config: Config, job: Job, tokenizer_dir: Path, once: Once) -> t
                 "sentinel_ids": list(tokenizer.sentinel_ids),
             },
             "splits": splits,
-            "dropped": work.dropped.reasons,
+            "dropped": writer.dropped.reasons,
             "labels": list(job.columns.names or ()),
-            "label_counts": {name: split.label_counts for name, split in work.splits.items()},
+            "label_counts": {name: split.label_counts for name, split in writer.splits.items()},
         }
         sync(folder / TOKENIZER)
         write_text(folder / shards.MANIFEST, json.dumps(content, indent=1) + "\n")
 
-    def finish(folder: Path) -> None:
+    def make(folder: Path) -> None:
         try:
-            _cached_shards(folder, identity)  # An attempt may have been interrupted behind its last file, the manifest.
+            # An earlier attempt may have written everything, and was interrupted before the folder was renamed.
+            _cached_shards(folder, identity)
         except (UserError, ValueError):
             write(folder)
         clear(folder)
@@ -369,10 +371,10 @@ def _make_shards(config: Config, job: Job, tokenizer_dir: Path, once: Once) -> t
     if config.prepare.shards_dir == AUTO:
         target = Path(config.data.cache_dir) / f"shards-{identity}"
         read = partial(_cached_shards, identity=identity)
-        return read_once_made(target, finish, read, once, resumable=True), target
+        return read_once_made(target, make, read, once, resumable=True), target
     target = Path(at_home(config.prepare.shards_dir))
-    _check_free(target)
-    manifest = Manifest.read(once(target, finish, resumable=True, flag="shards_dir"))
+    _check_shards_dir(target)
+    manifest = Manifest.read(once(target, make, resumable=True, flag="shards_dir"))
     if manifest.content["fingerprint"] != identity:
         raise UserError(
             "--shards_dir = {target}, holds shards of other data or settings; choose another folder or delete it",
@@ -382,7 +384,7 @@ def _make_shards(config: Config, job: Job, tokenizer_dir: Path, once: Once) -> t
 
 
 def _cached_shards(folder: Path, identity: str) -> Manifest:
-    """The manifest of shards in the cache; of their rows nothing is read, see `in_child`.
+    """The manifest of complete shards in a folder. The rows are not read here: `in_child` verifies their checksums.
 
     Raises:
         UserError, ValueError: a file is missing, or is not what was written.
@@ -396,8 +398,8 @@ def _cached_shards(folder: Path, identity: str) -> Manifest:
     return manifest
 
 
-def _settings(job: Job) -> dict[str, object]:
-    """What shapes the shards, but for the tokenizer."""
+def _content_settings(job: Job) -> dict[str, object]:
+    """Everything that the content of the shards depends on, except the tokenizer."""
     facts: dict[str, object] = {
         "format": FORMAT,
         "kind": job.task.shards.kind,
@@ -410,6 +412,7 @@ def _settings(job: Job) -> dict[str, object]:
         "clean": job.examples.clean,
         "dedup": job.dedup,
     }
+    # These add nothing to the fingerprint where they have their defaults.
     if job.sets:
         facts["validation_sets"] = list(job.sets)
     if job.examples.template not in (None, Template()):
@@ -419,8 +422,8 @@ def _settings(job: Job) -> dict[str, object]:
     return facts | job.facts
 
 
-def _check_free(target: Path) -> None:
-    """A folder that the user names may be new, empty, or hold shards; raises UserError."""
+def _check_shards_dir(target: Path) -> None:
+    """Refuse a `shards_dir` that holds anything but shards; raises UserError. An empty one is removed."""
     if not target.exists() or (target / shards.MANIFEST).is_file():
         return
     if not target.is_dir() or any(target.iterdir()):
@@ -439,22 +442,23 @@ def _check_free(target: Path) -> None:
 def _prepared(
     data: DataConfig, task: Task, train: StoredSplit, validation: StoredSplit, cached: Path | None
 ) -> Prepared:
-    trained = train.manifest
-    validated = validation.manifest
-    if trained.kind != validated.kind:
+    """The result of two splits that suit each other; raises UserError where they do not."""
+    train_manifest = train.manifest
+    validation_manifest = validation.manifest
+    if train_manifest.kind != validation_manifest.kind:
         raise UserError(
             "--validation_file = {root}, holds {kind} shards, but training reads {other_kind}; prepare both alike",
-            root=validated.root,
-            kind=validated.kind,
-            other_kind=trained.kind,
+            root=validation_manifest.root,
+            kind=validation_manifest.kind,
+            other_kind=train_manifest.kind,
         )
-    if trained.label_names != validated.label_names:
+    if train_manifest.label_names != validation_manifest.label_names:
         raise UserError(
             "--validation_file = {root}, has the labels {label_names}, and the training data "
             "{other_label_names}; prepare both with the same --labels",
-            root=validated.root,
-            label_names=listed(validated.label_names),
-            other_label_names=listed(trained.label_names),
+            root=validation_manifest.root,
+            label_names=listed(validation_manifest.label_names),
+            other_label_names=listed(train_manifest.label_names),
         )
     counts: dict[str, int] = {}
     for prefix, split in {TRAIN: train, VALIDATION: validation}.items():
@@ -463,11 +467,11 @@ def _prepared(
     return Prepared(
         train.folder,
         validation.folder,
-        trained.root / TOKENIZER,
+        train_manifest.root / TOKENIZER,
         task.name,
         counts,
         passed_over(data, task),
-        trained.label_names,
-        trained.label_counts(train.name),
+        train_manifest.label_names,
+        train_manifest.label_counts(train.name),
         cached,
     )

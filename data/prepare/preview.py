@@ -93,7 +93,7 @@ def lost_of_shards(data: DataConfig, prepared: Prepared) -> Table:
     task = prepared.task
     cut = prepared.counts[f"{TRAIN}_cut_rows"]
     tokens = prepared.counts[f"{TRAIN}_tokens"]
-    table = cut_row(task.limit_words(data, cut), cut, prepared.counts[f"{TRAIN}_texts"])
+    table = cut_row(task.limit_flags(data, cut), cut, prepared.counts[f"{TRAIN}_texts"])
     warning = unknown_warning(prepared.counts[f"{TRAIN}_unknown_tokens"], tokens)
     if warning:
         table.append((say("unknown"), warning))

@@ -74,7 +74,7 @@ def find_training_data(
         contents, _ = what_it_teaches(data, sources[0])
         if contents is not None:
             task = task_reading(contents)
-            refuse(task.unless_named(data, file))
+            refuse(task.problems_unless_named(data, file))
             objective = task.name
     columns = task_named(objective).columns_of(data, sources)
     return TrainingData(objective, sources, columns, parts=[public(part) for part in parts_of(file)])
@@ -83,7 +83,7 @@ def find_training_data(
 def _given_shards(data: DataConfig, objective: str, file: str) -> TrainingData:
     reader = Manifest.of(Path(file)).task
     if objective == AUTO:
-        refuse(reader.unless_named(data, file))
+        refuse(reader.problems_unless_named(data, file))
         objective = reader.name
     if task_named(objective).shards != reader.shards:
         problem = say(
@@ -92,7 +92,7 @@ def _given_shards(data: DataConfig, objective: str, file: str) -> TrainingData:
             kind=reader.shards.kind,
             objective=objective,
         )
-        refuse(reader.unless_named(data, file) or [problem])
+        refuse(reader.problems_unless_named(data, file) or [problem])
     return TrainingData(objective, [], Columns(), Path(file))
 
 
@@ -144,7 +144,7 @@ def file_problems(data: DataConfig) -> list[str]:
     return problems
 
 
-def check_heeded(config: Config, training_data: TrainingData, raw_validation: Sequence[Source] = ()) -> None:
+def refuse_ineffective(config: Config, training_data: TrainingData, raw_validation: Sequence[Source] = ()) -> None:
     """Refuse settings that have no effect on these rows.
 
     Args:
@@ -154,7 +154,7 @@ def check_heeded(config: Config, training_data: TrainingData, raw_validation: Se
     """
     data = config.data
     problems: list[str] = [*without_effect(config, ("objective",), training_data.objective)]
-    for name in training_data.task.idle_settings(data, training_data):
+    for name in training_data.task.ineffective_settings(data, training_data):
         value = getattr(data, name)
         problems.append(say("--{name} = {value}, has no effect on these rows; omit it", name=name, value=value))
     if training_data.shards is not None:

@@ -1,6 +1,7 @@
 """JSON objects one by one: a line each, or out of one array, however large the file.
 
-An array is taken apart piece by piece, so its size does not matter; what is broken in it breaks all that follows.
+An array is decoded value by value while it is read, so its size does not matter. After a syntax error in it nothing
+more can be read, where a file of lines only loses the line.
 """
 
 from __future__ import annotations
@@ -28,37 +29,39 @@ from data.sources.reader import Head, Reader
 from data.sources.source import Source
 from settings.errors import UserError
 
-GLUED = "holds several objects; write one object per line"
-# The first objects of a file are looked at, up to these bounds, for columns that some lack.
-LOOKED_AT_OBJECTS = 256
-LOOKED_AT_CHARS = 1024**2
-FIRST_BYTES = 4096  # Within these the key stands under which the rows are.
-# What makes rows of SQuAD's own files, whose rows are deeper:
+SEVERAL_OBJECTS = "holds several objects; write one object per line"
+# The columns of a file are those of its first objects, up to these bounds: one object may lack some.
+SAMPLED_OBJECTS = 256
+SAMPLED_CHARS = 1024**2
+WRAPPER_BYTES = 4096  # Rows under a key, as in {"data": [...]}, are looked for in the first bytes of a file.
+# A jq program that writes SQuAD's original files, where questions are nested in paragraphs, as rows:
 SQUAD_ROWS = (
     "[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: "
     "[.answers[].text]}}}}]"
 )
 _WRAPPED = re.compile(r'"(data|rows|examples|train)"\s*:\s*\[\s*\{')
+# What may stand before the first value, and before each later one or the closing bracket:
 _OPENING = re.compile(r"([ \t\r\n]*\[)?[ \t\r\n,]*")
-_BETWEEN = re.compile(r"[ \t\r\n,]*")
+_SEPARATOR = re.compile(r"[ \t\r\n,]*")
 BLANKS = " \t\r\n"
-INDEXED = -1  # the shape of a column that is a table of row number -> cell
+BY_ROW_NUMBER = -1  # `_column_shape` of a whole column that is written as {"0": cell, "1": cell, ...}
 
 
 class JsonLines(Reader):
     """One object a line."""
 
     def head(self, source: Source) -> Head:
-        firsts = self._first_objects(source)
+        first_objects = self._first_objects(source)
         sample = dict[str, Any]()
-        for value in firsts:
+        # A column is shown by its first cell that is neither null nor an empty list.
+        for value in first_objects:
             sample |= {name: outline(cell) for name, cell in value.items() if sample.get(name) in (None, [])}
-        return Head(list(firsts[0]), list(sample), sample)
+        return Head(list(first_objects[0]), list(sample), sample)
 
     def records(
         self, source: Source, head: Head, columns: Sequence[str], bad_rows: BadRows
     ) -> Iterator[tuple[int, Record]]:
-        """As those of any reader. Memory: one object, at most 16 MiB of text."""
+        """As `Reader.records`; holds one object at a time, at most 16 MiB of text."""
         return self._objects(source, bad_rows)
 
     def _values(self, source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Any]]:
@@ -69,7 +72,7 @@ class JsonLines(Reader):
                 try:
                     yield number, json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    bad_rows.add(source, number, _no_json(error))
+                    bad_rows.add(source, number, _not_json_problem(error))
 
     def _objects(self, source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Record]]:
         for number, value in self._values(source, bad_rows):
@@ -79,18 +82,18 @@ class JsonLines(Reader):
                 bad_rows.add(source, number, say("is no JSON object; write one object a line, or an array of objects"))
 
     def _first_objects(self, source: Source) -> list[Record]:
-        """The first objects of a file, at least one and about 1 Mi characters; a column may be missing in some.
+        """The objects at the beginning of a file: at least one, at most `SAMPLED_OBJECTS` and about `SAMPLED_CHARS`.
 
         Raises:
-            UserError: there is none, or they hold the rows instead of being them.
+            UserError: there is none, or the only one wraps the rows.
         """
         bad_rows = BadRows(skip=True)
         objects = (value for _, value in self._objects(source, bad_rows))
-        firsts = list(up_to(islice(objects, LOOKED_AT_OBJECTS), LOOKED_AT_CHARS, lambda value: len(str(value))))
-        problem = "" if len(firsts) > 1 else _why_no_rows(source, firsts, bad_rows)
+        first_objects = list(up_to(islice(objects, SAMPLED_OBJECTS), SAMPLED_CHARS, lambda value: len(str(value))))
+        problem = "" if len(first_objects) > 1 else _no_rows_problem(source, first_objects, bad_rows)
         if problem:
             raise UserError(problem)
-        return firsts
+        return first_objects
 
 
 class JsonArray(JsonLines):
@@ -100,40 +103,40 @@ class JsonArray(JsonLines):
         decode_text = codecs.getincrementaldecoder("utf-8-sig")().decode
         decode_value = json.JSONDecoder().raw_decode
         number = 0
-        text = ""  # It was read, and no value was made of it yet.
-        between = _OPENING
+        text = ""  # read, but not yet decoded
+        separator = _OPENING
         is_closed = False
         for block in chain(blocks(source), [b""]):
             try:
                 text += decode_text(block)
             except UnicodeDecodeError as error:
                 raise UserError(join(": ", [str(source.path), not_utf8(error)])) from None
-            at = 0
+            position = 0
             while not is_closed:
-                blanks = between.match(text, at)
-                assert blanks is not None
-                at = blanks.end()
-                between = _BETWEEN
-                if text.startswith("]", at):
+                match = separator.match(text, position)
+                assert match is not None
+                position = match.end()
+                separator = _SEPARATOR
+                if text.startswith("]", position):
                     is_closed = True
-                    at += 1
+                    position += 1
                     break
                 try:
-                    value, at = decode_value(text, at)
+                    value, position = decode_value(text, position)
                 except (ValueError, RecursionError) as error:
-                    if block and len(text) - at < LONGEST_LINE_BYTES:
-                        break  # The end of the object is still to come.
+                    if block and len(text) - position < LONGEST_LINE_BYTES:
+                        break  # The value may go on in the next block.
                     raise UserError(
                         "{file}, row {number}: is not JSON ({error}), or the file is truncated there; fix it or "
                         "download it again",
                         file=source.path,
                         number=number + 1,
-                        error=_reason(error, at),
+                        error=_reason(error, position),
                     ) from None
                 number += 1
                 yield number, value
-            text = text[at:]
-            if is_closed and text.strip(BLANKS):  # two files, one behind the other
+            text = text[position:]
+            if is_closed and text.strip(BLANKS):  # as where two files were concatenated
                 raise UserError(
                     "{file}: unexpected content after the array, which ends with row {number}; write one array, or "
                     "one object per line",
@@ -146,25 +149,28 @@ class JsonArray(JsonLines):
         return json.dumps(first_name, ensure_ascii=False).encode("utf8", "replace") + b":"
 
 
-def _no_json(error: Exception) -> str:
-    """What is wrong with a line that holds no JSON."""
+def _not_json_problem(error: Exception) -> str:
+    """Why a line is not JSON."""
     match error:
         case UnicodeDecodeError():
             return not_utf8(error)
         case json.JSONDecodeError() if error.doc.startswith("{", error.pos):
-            return say(GLUED)
+            return say(SEVERAL_OBJECTS)
     return say("is not JSON ({error})", error=_reason(error, 0))
 
 
-def _reason(error: Exception, begin: int) -> object:
-    """Why text that begins there holds no JSON. Python would count lines of all that was decoded together."""
+def _reason(error: Exception, start: int) -> object:
+    """Why the JSON value at index `start` cannot be decoded; the position of the error is counted from there.
+
+    Python's own message counts lines and columns from the beginning of the whole buffer.
+    """
     if not isinstance(error, json.JSONDecodeError):
         return error
-    return say("{msg}, at its character {pos}", msg=error.msg, pos=error.pos + 1 - begin)
+    return say("{msg}, at its character {pos}", msg=error.msg, pos=error.pos + 1 - start)
 
 
 def outline(cell: Any, depth: int = 2) -> Any:
-    """A cell of the same type, which takes no memory: of a table its keys, of a list its first entry."""
+    """A small cell of the same type: an empty text, a list of one entry, an object of the same keys, to this depth."""
     match cell:
         case dict() if depth:
             return {key: outline(value, depth - 1) for key, value in cell.items()}
@@ -175,12 +181,12 @@ def outline(cell: Any, depth: int = 2) -> Any:
     return cell
 
 
-def _why_no_rows(source: Source, objects: list[Record], bad_rows: BadRows) -> str:
-    """Why a file of one object or none has no rows; empty where that object is one."""
+def _no_rows_problem(source: Source, objects: list[Record], bad_rows: BadRows) -> str:
+    """Why a file that holds at most one object has no rows; empty where the object is a row."""
     example = "".join(bad_rows.examples[:1])
-    if not objects and any(reason in example for reason in (say(GBK_REMEDY), too_long(), say(GLUED))):
+    if not objects and any(reason in example for reason in (say(GBK_REMEDY), too_long(), say(SEVERAL_OBJECTS))):
         return bad_rows.examples[0]
-    begin = next(blocks(source), b"").lstrip()[:FIRST_BYTES].decode("utf8", "replace")
+    begin = next(blocks(source), b"").lstrip()[:WRAPPER_BYTES].decode("utf8", "replace")
     wrapped = _WRAPPED.search(begin)
     if wrapped and '"paragraphs"' in begin:
         return say(
@@ -197,7 +203,8 @@ def _why_no_rows(source: Source, objects: list[Record], bad_rows: BadRows) -> st
         )
     if objects:
         shapes = list(map(_column_shape, objects[0].values()))
-        is_table = {*shapes} == {INDEXED} or (len({*shapes}) == 1 < len(shapes) and None not in shapes)
+        # One column alone is a table only if its cells are numbered: a single list of texts may well be a cell.
+        is_table = {*shapes} == {BY_ROW_NUMBER} or (len({*shapes}) == 1 < len(shapes) and None not in shapes)
         problem = say(
             "{path}: holds whole columns, not rows; write an array of objects, or one object a line (pandas: "
             "to_json(FILE, orient='records', lines=True))",
@@ -217,12 +224,13 @@ def _why_no_rows(source: Source, objects: list[Record], bad_rows: BadRows) -> st
 
 
 def _column_shape(cell: Any) -> int | None:
-    """What whole columns have alike: {"0": ..., "1": ...} its keys, a list of texts its length; None: it is no such
-    column.
+    """`BY_ROW_NUMBER` of {"0": ..., "1": ...}, the length of a list of texts; None: the cell is no whole column.
+
+    All columns of one table have the same shape.
     """
     match cell:
         case {"0": _}:
-            return INDEXED
+            return BY_ROW_NUMBER
         case list() if {*map(type, cell)} <= {str}:
             return len(cell)
     return None

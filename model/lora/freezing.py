@@ -1,7 +1,7 @@
 """Weights frozen by name or pattern, in our names or Hugging Face's.
 
-A word names everything below it: `encoder`, `decoder.blocks.0`, `encoder.block.0.layer.1`. Wildcards are those of file
-names: `*.q.weight`. Two words name what lies scattered: `norms` and `position_bias`. A tied head is the embedding.
+A name means all weights below it: `encoder`, `decoder.blocks.0`, `encoder.block.0.layer.1`. Wildcards are those of file
+names: `*.q.weight`. `norms` and `position_bias` mean those weights in all blocks. A tied head is named `embedding`.
 """
 
 from __future__ import annotations
@@ -26,65 +26,66 @@ def freeze(model: T5, patterns: str) -> list[str]:
     Returns:
         names of the weights that stay trained.
     Raises:
-        UserError: a pattern names nothing (all such at once), or nothing is left to train.
+        UserError: some patterns match no weight, or nothing is left to train.
     """
-    learns = {name: weight.requires_grad for name, weight in model.named_parameters()}
-    trained = left_to_train(model.config, learns, patterns)
-    for name in learns.keys() - set(trained):
+    is_trainable = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    trained = left_to_train(model.config, is_trainable, patterns)
+    for name in is_trainable.keys() - set(trained):
         model.get_parameter(name).requires_grad_(False)
     return trained
 
 
-def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: str) -> list[str]:
-    """Names of the weights that stay trained, before there is a model.
+def left_to_train(shape: T5ModelConfig, is_trainable: Mapping[str, bool], patterns: str) -> list[str]:
+    """Names of the weights that stay trained; needs only the names, not a model.
 
     Args:
-        shape: of the model. learns: name of each weight, adapters' among them -> whether it learns where nothing is
-            frozen.
-        patterns: as of `freeze`.
+        shape: of the model.
+        is_trainable: name of each weight, also of adapters -> whether it is trained unless `patterns` freeze it.
+        patterns: as for `freeze`.
     Raises:
         UserError: as `freeze`.
     """
-    published = hf_names(shape)
-    names = {name: published[_weight_of(name)] for name in learns}
+    all_hf_names = hf_names(shape)
+    hf_name_of = {name: all_hf_names[_base_weight(name)] for name in is_trainable}
     matches = {
-        word: {name for name, hf_name in names.items() if is_meant(word, name, hf_name)} for word in words_of(patterns)
+        pattern: {name for name, hf_name in hf_name_of.items() if is_meant(pattern, name, hf_name)}
+        for pattern in words_of(patterns)
     }
     refuse(
         [
             say(
                 "--freeze = {pattern}, names no weight of this model; there are: {parts}",
-                pattern=word,
-                parts=_parts(learns),
+                pattern=pattern,
+                parts=_parts(is_trainable),
             )
-            for word, matching in matches.items()
+            for pattern, matching in matches.items()
             if not matching
         ]
     )
     frozen = set[str]().union(*matches.values())
-    trained = [name for name in learns if learns[name] and name not in frozen]
+    trained = [name for name in is_trainable if is_trainable[name] and name not in frozen]
     if not trained:
         raise UserError("--freeze = {patterns}, leaves nothing to train; freeze less", patterns=patterns)
     return trained
 
 
-def _weight_of(name: str) -> str:
-    """The name of the matrix or table that a weight of an adapter or a row of tokens stands beside; else the weight's
-    own.
+def _base_weight(name: str) -> str:
+    """The weight of the base model that an adapter or the rows of added tokens belong to; of all other weights the name
+    itself.
     """
     path, is_adapter, _ = name.partition(".adapter.")
     return f"{path}.weight" if is_adapter else path.removeprefix(f"{TOKEN_ROWS}.")
 
 
 def _parts(names: Iterable[str]) -> str:
-    """The words that name parts of this model, shortest first, and one whole name as an example."""
-    heads = dict.fromkeys(name.split(".")[0] for name in names)
+    """The patterns that a user may give for this model, shortest first, and one whole name as an example."""
+    top_level = dict.fromkeys(name.split(".")[0] for name in names)
     stacks = [f"{stack}.blocks.0 ..." for stack in ("encoder", "decoder")]
     example = next(name for name in names if name.endswith("q.weight"))
     return join(
         ", ",
         [
-            *heads,
+            *top_level,
             *SCATTERED,
             *stacks,
             say("patterns such as *.q.weight, whole names such as {example}", example=example),

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 TREE_FILE = "tree.npz"
 FORMAT = 2  # raise it when the same list would give another tree
 BATCH_LINES = 1024
-SAMPLED_ANSWERS = 16 * BATCH_LINES  # from which the memory of a list is foreseen
-READ_ROWS = 64
+SAMPLED_ANSWERS = 16 * BATCH_LINES  # first answers of a list, from which the size of its tree is estimated
+ROWS_PER_BATCH = 64  # held-out rows compared with the list at a time
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class AnswerList:
 
     Args:
         folder: holds the tree, and the list as `ANSWERS_FILE` where each answer is a line.
-        settings: those that suit the list: no answer is cut, and the most probable is the best.
+        settings: generation settings for these answers: long enough for the longest, and no length
+            penalty unless the user set one.
     """
 
     tree: AnswerTree
@@ -60,7 +61,10 @@ class AnswerList:
 
 
 def answer_sources(files: str | None, model: SavedModel | None) -> list[Source]:
-    """The files of the list that the setting `answers` names; auto: the model's own.
+    """The files of a list of answers.
+
+    Args:
+        files: the setting `answers`; auto: the list in the model's folder, if it has one; None: no list.
 
     Raises:
         UserError: there is no such file.
@@ -71,25 +75,26 @@ def answer_sources(files: str | None, model: SavedModel | None) -> list[Source]:
     return [] if path is None else find(str(path), "--answers")
 
 
-def read_list(config: Config, sources: Sequence[Source], texts: Path) -> AnswerList:
+def read_list(config: Config, sources: Sequence[Source], tokenizer_dir: Path) -> AnswerList:
     """Read and tokenize a list of answers, or open it where that was done before.
 
     Args:
-        texts: folder of the tokenizer.
+        tokenizer_dir: folder of the tokenizer.
     Raises:
-        UserError: the list cannot be used, or a flag contradicts it. DoesNotFit: it is too large to be read.
+        UserError: the list cannot be used, or a flag contradicts it.
+        DoesNotFit: the list is too large to be read.
     """
     generate = config.generate
     files = ", ".join(str(source.path) for source in sources)
     refuse(without_effect(config.with_saved({}, answers=files), ("answers",)))
 
     def make(path: Path) -> None:
-        most = child_bytes(config.memory.memory_budget)
-        with reading_in_child(files, most):
-            call(_build, sources, config.data, texts, path, max_bytes=most)
+        max_bytes = child_bytes(config.memory.memory_budget)
+        with reading_in_child(files, max_bytes):
+            call(_build, sources, config.data, tokenizer_dir, path, max_bytes=max_bytes)
 
-    folder = _folder_of(config.data, sources, Tokenizer.load(texts))
-    tree = read_once_made(folder, make, _tree_in)
+    folder = _cache_folder(config.data, sources, Tokenizer.load(tokenizer_dir))
+    tree = read_once_made(folder, make, _load_tree)
     if config.given("max_new_tokens") and generate.max_new_tokens < tree.longest:
         raise UserError(
             "--max_new_tokens = {max_new_tokens}, would cut answers of {files}, whose longest has {longest} "
@@ -99,6 +104,7 @@ def read_list(config: Config, sources: Sequence[Source], texts: Path) -> AnswerL
             longest=tree.longest,
         )
     settings: dict[str, Any] = {"max_new_tokens": tree.longest}
+    # Settings that need `answers` to be none have no effect with a list: their defaults stand in.
     for name, (_, member) in settings_by_name().items():
         if Need("answers", ("none",)) in member.metadata["needs"]:
             settings[name] = member.default
@@ -107,53 +113,57 @@ def read_list(config: Config, sources: Sequence[Source], texts: Path) -> AnswerL
     return AnswerList(tree, folder, settings)
 
 
-def foreseen_tree(config: Config, sources: Sequence[Source]) -> tuple[int, str]:
-    """Bytes of the tree that a run of these settings will hold, and what is said of it; reads files.
+def estimate_tree(config: Config, sources: Sequence[Source]) -> tuple[int, str]:
+    """Bytes of the tree that a run with these settings will hold, and a note on it.
 
-    As it lies in the cache; else as many times the tree of the first answers as there are.
+    Exact where the tree is in the cache; else scaled up from a tree of the first answers, which are read here.
     """
     tokenizer: Tokenizer | None = None
     with suppress(NotMade):
         data = find_training_data(config.data, config.train.is_finetune, only_if_made)
         kind = config.tokenizer.tokenizer_type
-        texts = tokenizer_folder(config.data, kind, config.model.vocab_size, data, only_if_made)
-        tokenizer = Tokenizer.load(texts)
-        folder = _folder_of(config.data, sources, tokenizer)
-        tree = read_once_made(folder, lambda path: None, _tree_in, only_if_made)
+        tokenizer_dir = tokenizer_folder(config.data, kind, config.model.vocab_size, data, only_if_made)
+        tokenizer = Tokenizer.load(tokenizer_dir)
+        folder = _cache_folder(config.data, sources, tokenizer)
+        tree = read_once_made(folder, lambda path: None, _load_tree, only_if_made)
         return tree.num_bytes, describe(tree, sources)
-    first = list(islice(_texts(sources, config.data), SAMPLED_ANSWERS))
+    first = list(islice(_answer_texts(sources, config.data), SAMPLED_ANSWERS))
     if not first:
-        return 0, ""  # The run will say so.
+        return 0, ""  # The run itself refuses an empty list.
     if tokenizer is not None:
         tree = AnswerTree.build(tokenizer.encode_prompts(first), tokenizer.eos_id)
-    else:  # No tokenizer makes more tokens than bytes.
+    else:
+        # No tokenizer yet: bytes stand in for its tokens, which are never more.
         tree = AnswerTree.build((np.frombuffer(text.encode(), np.uint8) for text in first), eos_id=256)
     count = len(first)
     if count == SAMPLED_ANSWERS:
         count = max(count, about_rows(sources))
     size = tree.num_bytes * count // len(first)
     text = "answers come from {file}: about {count}, {size} in memory"
-    return size, say(text, file=_names(sources), count=f"{count:,}", size=format_size(size))
+    return size, say(text, file=_paths(sources), count=f"{count:,}", size=format_size(size))
 
 
 def describe(tree: AnswerTree, sources: Sequence[Source]) -> str:
-    """What is said of a list of answers."""
+    """A note on a list of answers: its files, their number, the longest and its memory."""
     return say(
         "answers come from {file}: {count} of at most {longest} tokens, {size}",
-        file=_names(sources),
+        file=_paths(sources),
         count=f"{tree.num_answers:,}",
         longest=tree.longest,
         size=format_size(tree.num_bytes),
     )
 
 
-def unlisted_note(tree: AnswerTree, loader: StepLoader, rows: int, of: range | None = None) -> list[str]:
-    """What is said of references among the first held-out rows, or those of a set, that are not in the list; nothing
-    where all are.
+def unlisted_note(tree: AnswerTree, loader: StepLoader, rows: int, subset: range | None = None) -> list[str]:
+    """A note on references that are not in the list; empty where all are.
+
+    Args:
+        rows: how many of the first held-out rows are compared.
+        subset: the rows of one validation set, to compare only these; None: all.
     """
     is_listed = [
         target[:length].tolist() in tree
-        for batch in loader.evaluation_batches(rows, READ_ROWS, rows=of)
+        for batch in loader.evaluation_batches(rows, ROWS_PER_BATCH, rows=subset)
         for target, length in zip(batch.labels, batch.target_lengths, strict=True)
     ]
     count = is_listed.count(False)
@@ -163,28 +173,28 @@ def unlisted_note(tree: AnswerTree, loader: StepLoader, rows: int, of: range | N
     return [say(text, count=f"{count:,}", rows=counted(len(is_listed), "row"))]
 
 
-def _names(sources: Sequence[Source]) -> str:
+def _paths(sources: Sequence[Source]) -> str:
     return join(", ", (str(source.path) for source in sources))
 
 
-def _folder_of(data: DataConfig, sources: Sequence[Source], tokenizer: Tokenizer) -> Path:
+def _cache_folder(data: DataConfig, sources: Sequence[Source], tokenizer: Tokenizer) -> Path:
     facts = [FORMAT, sources_fingerprint(sources), data.response_column, tokenizer.fingerprint]
     return Path(data.cache_dir) / "answers" / fingerprint(facts)
 
 
-def _tree_in(folder: Path) -> AnswerTree:
+def _load_tree(folder: Path) -> AnswerTree:
     return AnswerTree.load(folder / TREE_FILE)
 
 
-def _build(sources: Sequence[Source], data: DataConfig, texts: Path, folder: Path) -> None:
+def _build(sources: Sequence[Source], data: DataConfig, tokenizer_dir: Path, folder: Path) -> None:
     """Write the list and its tree into a new folder."""
-    tokenizer = Tokenizer.load(texts)
-    is_of_lines = True
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    is_one_per_line = True
 
-    def answers(file: TextIO) -> Iterator[NDArray[np.int32]]:
-        nonlocal is_of_lines
-        answers = _texts(sources, data)
-        while batch := list(islice(answers, BATCH_LINES)):
+    def write_and_encode(file: TextIO) -> Iterator[NDArray[np.int32]]:
+        nonlocal is_one_per_line
+        texts = _answer_texts(sources, data)
+        while batch := list(islice(texts, BATCH_LINES)):
             for text, ids in zip(batch, tokenizer.encode_prompts(batch), strict=True):
                 if tokenizer.unk_id in ids:
                     raise UserError(
@@ -192,7 +202,7 @@ def _build(sources: Sequence[Source], data: DataConfig, texts: Path, folder: Pat
                         "leave it out",
                         text=text[:60],
                     )
-                is_of_lines &= text == text.strip() and not {"\n", "\r"} & {*text}
+                is_one_per_line &= text == text.strip() and not {"\n", "\r"} & {*text}
                 file.write(f"{text}\n")
                 yield ids
 
@@ -200,19 +210,19 @@ def _build(sources: Sequence[Source], data: DataConfig, texts: Path, folder: Pat
         folder.mkdir()
         try:
             with (folder / ANSWERS_FILE).open("w", encoding="utf8") as file:
-                AnswerTree.build(answers(file), tokenizer.eos_id).save(folder / TREE_FILE)
+                AnswerTree.build(write_and_encode(file), tokenizer.eos_id).save(folder / TREE_FILE)
         except ValueError as error:
             raise UserError("--answers = {path}, cannot be used: {error}", path=sources[0].path, error=error) from None
-        if not is_of_lines:  # Read again as lines, they would be other answers.
+        if not is_one_per_line:  # Read again line by line, the file would give other answers.
             (folder / ANSWERS_FILE).unlink()
 
 
-def _texts(sources: Sequence[Source], data: DataConfig) -> Iterator[str]:
-    """The answers as texts, without blank ones; of files of lines each without the blanks around it."""
+def _answer_texts(sources: Sequence[Source], data: DataConfig) -> Iterator[str]:
+    """The answers that are not blank. Those of plain text, one a line, come without the blanks around them."""
     bad_rows = BadRows()
     for source in sources:
         names = head_of(source).all_names
-        if not names:
+        if not names:  # plain text
             with reading(source):
                 yield from filter(None, (line.strip() for line in decoded_lines(source, bad_rows)))
             continue

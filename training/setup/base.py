@@ -1,8 +1,8 @@
-"""Stage 2: the weights that a run starts from, and what follows from them: shape, tokenizer, adapters, how answers are
-written.
+"""Stage 2: the weights that a run starts from, and the settings that they decide: shape, tokenizer, adapters and how
+answers are generated.
 
-What the folder says is taken over at once: what the user may not choose otherwise, and a layer of settings under those
-that the user has named (`training.saved_model`). Nothing is loaded, but for the headers of files.
+The folder of the weights gives two kinds of settings (`training.saved_model`): some are fixed whatever the user set, as
+the shape; the others apply unless the user set them. No weights are loaded: only file headers and checksums are read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Start:
     """What a run starts from.
 
     Args:
-        config: the settings, with what follows from the start in them.
-        folder: of the weights; None: they are random.
-        model: what that folder says.
-        moved_base: where the base of an adapter lies now; None: where the adapter says.
-        is_resumed: it is a checkpoint of this very run.
-        reasons: what is told of a choice that the user did not make.
-        notes: what else is told of the start.
+        config: the settings, with those that the weights decide.
+        folder: folder of the weights; None: random weights.
+        model: what that folder says of its model.
+        moved_base: folder of an adapter's base, if it is not where the adapter says; else None.
+        is_resumed: whether `folder` is a checkpoint of this very run.
+        reasons: messages on why this start was chosen, where the user did not name it.
+        notes: further messages on the start.
     """
 
     config: Config
@@ -56,7 +56,7 @@ class Start:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The checkpoint of this very run that it goes on from; None: it begins."""
+        """The checkpoint of this very run to resume from; None: the run begins at step 1."""
         return self.folder if self.is_resumed else None
 
 
@@ -67,20 +67,21 @@ def find_base(
     own_metrics: Collection[str] = (),
     reads_weights: bool = True,
 ) -> Start:
-    """Decide which weights a run starts from, and take over its shape, tokenizer, adapters' form and way of answering.
+    """Decide which weights a run starts from, and take shape, tokenizer, form of adapters and generation settings from
+    them.
 
     Args:
-        run_dir: folder of the run, which need not be there. resumed_dir: the same for a run that goes on; None: a new
-            run.
+        run_dir: folder of the run, which need not exist.
+        resumed_dir: the same folder if the run is resumed; None: a new run.
         own_metrics: names of the user's own metrics.
-        reads_weights: compare the files with their checksums, which reads them once.
+        reads_weights: whether to verify the checksums of the weights, which reads all of them once.
     Raises:
-        UserError: what was named is not there, damaged, of another shape, or the adapters cannot stand on it.
+        UserError: the weights are missing, damaged or of another shape, or the adapters do not fit them.
     """
     train = config.train
     metrics = config.metrics
     num_answers = config.answer.num_answers
-    metric_names(metrics.metrics, num_answers)  # Unknown names would be found at the first evaluation, or never.
+    metric_names(metrics.metrics, num_answers)  # Refuses unknown names now rather than at the first evaluation.
     label_scores = config.task.scores
     held_out = config.data.validation_file
     check_decisive(train.metric_for_best, held_out, own_metrics, label_scores, writes_answers(metrics))
@@ -94,22 +95,22 @@ def find_base(
         reasons.append(say(text, run=resumed_dir.name))
     if not is_resumed:
         try:
-            folder, of_choice = choose_start(config)
+            folder, choice_reasons = choose_start(config)
         except UserError as error:
-            # Files may be missing as well, and would be told only once this is mended.
+            # Data files may be missing too: all problems are reported at once.
             raise UserError(*error.problems, *file_problems(config.data)) from None
-        reasons += of_choice
-    # Where a run goes on, the folder that this start names is the base of its adapters.
+        reasons += choice_reasons
+    # A resumed run starts from its checkpoint: --finetune_from can then only say where the base of its adapters is now.
     moved_base = str(train.finetune_from) if is_resumed and config.origin("finetune_from") == "flag" else None
     model = None if folder is None else SavedModel.read(folder, moved_base=moved_base)
-    layer: dict[str, Any] = {}
-    conditions: dict[str, Any] = {"run_name": run_dir.name}
+    saved_settings: dict[str, Any] = {}  # apply unless the user set them
+    fixed_settings: dict[str, Any] = {"run_name": run_dir.name}  # apply whatever the user set
     notes: list[str] = []
     if resumed_dir is None:
-        _refuse_to_replace_its_start(run_dir, model, config.data.tokenizer_dir)
-        # A resume before the first checkpoint starts from the same weights.
-        conditions["finetune_from"] = None if folder is None else str(folder)
-        conditions["is_keep_training"] = False
+        _refuse_to_delete_start(run_dir, model, config.data.tokenizer_dir)
+        # Saved with the run, so that a resume before the first checkpoint starts from the same weights.
+        fixed_settings["finetune_from"] = None if folder is None else str(folder)
+        fixed_settings["is_keep_training"] = False
     if model is not None:
         if reads_weights:
             for path in model.folders:
@@ -129,35 +130,38 @@ def find_base(
         refuse(problems)
         tokenizer_dir = config.data.tokenizer_dir
         if resumed_dir is None:
-            _refuse_other_files(model.base, shape)
+            _refuse_misfits(model.base, shape)
         elif config.origin("tokenizer_dir") != "flag" and not Path(tokenizer_dir).exists():
-            tokenizer_dir = AUTO  # On another machine the tokenizer may be gone; the checkpoint has the same files.
+            # The run may have moved to another machine; its checkpoint has a copy of the tokenizer.
+            tokenizer_dir = AUTO
         if tokenizer_dir == AUTO:
             tokenizer_dir = str(model.tokenizer)
-        conditions |= {name: getattr(shape, name) for name in SHAPE_SETTINGS}
-        conditions["tokenizer_dir"] = tokenizer_dir
+        fixed_settings |= {name: getattr(shape, name) for name in SHAPE_SETTINGS}
+        fixed_settings["tokenizer_dir"] = tokenizer_dir
         if config.data.extra_tokens is not None:
-            added, of_tokens = _added_tokens(config.data.extra_tokens, tokenizer_dir, shape.vocab_size, config.lora)
-            conditions |= added
-            notes += of_tokens
-        layer = model.adapter_form
+            token_settings, token_notes = _added_tokens(
+                config.data.extra_tokens, tokenizer_dir, shape.vocab_size, config.lora
+            )
+            fixed_settings |= token_settings
+            notes += token_notes
+        saved_settings = model.adapter_form
         if config.task.writes_text:
             answers, unusable = model.answer_settings(config)
-            layer |= {name: answers[name] for name in INHERITED_ANSWERS if name in answers}
+            saved_settings |= {name: answers[name] for name in INHERITED_ANSWERS if name in answers}
             notes += [say("{problem}; the new model does not use it", problem=problem) for problem in unusable]
             notes += model.unknown_key_notes
-    settings = config.with_saved(layer, **conditions)
-    refuse(check(settings))  # A decoder of the start allows one head alone.
+    settings = config.with_saved(saved_settings, **fixed_settings)
+    refuse(check(settings))  # Again, since the folder may contradict a flag: a decoder, for one, allows only one head.
     refuse(ranking_problems(metrics.metrics, num_answers, settings.generate.num_beams))
     refuse(check_trained(settings.model, settings.lora, settings.train.freeze, folder))
     notes += saved_note(settings.as_dict(), settings.origin)
     if resumed_dir is not None:
-        notes = []  # The first start of the run has said them.
+        notes = []  # They were shown when the run first started.
     return Start(settings, folder, model, moved_base, is_resumed, reasons, notes)
 
 
-def _refuse_to_replace_its_start(run_dir: Path, model: SavedModel | None, tokenizer_dir: str) -> None:
-    """A new run that takes the place of another may not start from what goes with it."""
+def _refuse_to_delete_start(run_dir: Path, model: SavedModel | None, tokenizer_dir: str) -> None:
+    """Refuse a new run that would delete its own start, which lies in the folder of the run that it replaces."""
     folders = [] if model is None else model.folders
     for folder in [*folders, Path(tokenizer_dir)]:
         if folder.resolve().is_relative_to(run_dir.resolve()):
@@ -168,18 +172,16 @@ def _refuse_to_replace_its_start(run_dir: Path, model: SavedModel | None, tokeni
             )
 
 
-def _refuse_other_files(base: Path, shape: T5ModelConfig) -> None:
-    """Refuse weights that are not of the shape which their folder speaks of; raises UserError."""
-    # Adapters may have more rows than the table of their base.
+def _refuse_misfits(base: Path, shape: T5ModelConfig) -> None:
+    """Refuse weight files whose tensors do not have the shape stated in their folder; raises UserError."""
+    # Adapters with added tokens have a larger vocabulary than the files of their base.
     as_stored = dataclasses.replace(shape, vocab_size=read_config(base).vocab_size)
     problems = misfits(TensorHeaders(base), as_stored)
     refuse([say("--finetune_from = {problem}", problem=problem) for problem in problems])
 
 
 def _added_tokens(file: str, tokenizer_dir: str, vocab_size: int, lora: LoraConfig) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a model with rows for the tokens of `extra_tokens` that the tokenizer of its base lacks; and what
-    is told.
-    """
+    """Settings that give the model rows for the `extra_tokens` that its tokenizer lacks, and a note on these."""
     tokenizer = Tokenizer.load(tokenizer_dir)
     count = sum(tokenizer.token_to_id(token) is None for token in read_extra_tokens(file))
     if not count:

@@ -61,7 +61,7 @@ def headline(run: ResolvedRun) -> str:
         run=run.config.run.run_name,
         rows=counted(run.loader.num_rows, "row"),
         objective=run.spec.rows.objective,
-        steps=counted(run.spec.counted.max_steps, "step"),
+        steps=counted(run.spec.run_steps.max_steps, "step"),
         device=run.device.describe(),
         processes=counted(run.group.size, "process"),
         budget=run.budget.describe(),
@@ -74,7 +74,7 @@ def start_notes(run: ResolvedRun) -> Iterator[str]:
     These are too few steps, a narrower storage dtype than that of the model's file, and an unstable learning rate.
     """
     config = run.spec.config
-    steps = run.spec.counted
+    steps = run.spec.run_steps
     storage = run.spec.plan.choice.storage
     total = counted(steps.max_steps, "step")
     if run.is_resumed:
@@ -108,7 +108,7 @@ def start_notes(run: ResolvedRun) -> Iterator[str]:
 
 def _check_disk(run: ResolvedRun) -> list[str]:
     """Refuse the run if its first checkpoint does not fit on the disk; notes if only later ones do not."""
-    if run.state.step >= run.spec.counted.max_steps:
+    if run.state.step >= run.spec.run_steps.max_steps:
         return []  # All steps are done; the model is only published, which takes no more disk space.
     output_dir = run.config.run.output_dir
     choice = run.spec.plan.choice

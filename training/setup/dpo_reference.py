@@ -64,7 +64,7 @@ def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
         run.config.train, run.config.preference, run.config.lora
     ):
         return
-    steps = run.spec.counted
+    steps = run.spec.run_steps
     group = run.group
     record = group.run_on_main(partial(_record, run))
     folder = Path(run.config.data.cache_dir, record.folder).absolute()

@@ -75,11 +75,11 @@ def choose_plan(run: Beginning, data: PreparedData, budget: Budget, monitor: Mon
     # The first process alone has probed.
     chosen, correction = group.broadcast((spec.plan, spec.machine.correction))
     spec = replace(spec, plan=chosen, machine=replace(spec.machine, correction=correction))
-    if spec.counted.effective_batch_size < group.size:
+    if spec.run_steps.effective_batch_size < group.size:
         raise UserError(
             "--effective_batch_size = {effective_batch_size}, is less than one row for each of {size} processes; "
             "raise it",
-            effective_batch_size=spec.counted.effective_batch_size,
+            effective_batch_size=spec.run_steps.effective_batch_size,
             size=group.size,
         )
     return spec, base_bytes
@@ -110,7 +110,7 @@ def look_ahead(run: Beginning, data: PreparedData, budget: Budget) -> RunRows:
     batch = effective_batch(train, machine_of(run.device, budget, 0, run.group.size))
     steps = Steps.of(train, config.model, config.lora, data.task, batch, data.loader.num_rows)
     done = run.state.step
-    return RunRows.ahead(
+    return RunRows.of_prepared(
         data.prepared,
         data.loader,
         data.validation,

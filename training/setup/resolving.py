@@ -40,15 +40,18 @@ from training.setup.schedules import Steps
 
 @dataclass(frozen=True)
 class RunRows:
-    """The rows that a run reads, as far as they are known.
+    """How many rows a run reads and how long they are, as far as that is known.
 
     Args:
-        objective: what they teach. source_tokens, target_tokens: of the longest that can come, all answers of a row
-            together.
-        answer_tokens: of the longest that an evaluation may write.
-        count: of the training data; None: that is not known. held_out: of the validation data.
-        lengths, evaluation: tokens of the rows of all steps to come, and of an evaluation; None: all are the longest.
-        sample: of which all of this is estimated; None: it is known, or as the settings allow.
+        objective: the objective that they are for, a key of `settings.tasks.TASKS`.
+        source_tokens: encoder tokens of the longest row that may come.
+        target_tokens: decoder tokens of the longest row that may come, all its answers together.
+        answer_tokens: tokens of the longest answer that an evaluation may write.
+        count: rows of the training data; None: not known.
+        held_out: rows of the validation data.
+        lengths: tokens of the rows of all steps to come; None: each row as long as the longest.
+        evaluation: the same for the rows of one evaluation.
+        sample: the first rows, which all of this was estimated from; None: it was not estimated.
     """
 
     objective: str
@@ -62,14 +65,14 @@ class RunRows:
     sample: LengthEstimate | None = None
 
     @classmethod
-    def as_set(cls, data: DataConfig, objective: str, eval_rows: int) -> RunRows:
-        """Of data that is not prepared: as long as the settings allow."""
+    def longest_allowed(cls, data: DataConfig, objective: str, eval_rows: int) -> RunRows:
+        """The longest rows that the settings allow, for data that are not there or not readable yet."""
         lengths = lengths_of(data, objective)
         answers = lengths.target_tokens * task_named(objective).answers_per_row
         return cls(objective, lengths.input_tokens, answers, answers, None, eval_rows)
 
     @classmethod
-    def ahead(
+    def of_prepared(
         cls,
         data: Prepared,
         train: StepLoader,
@@ -80,7 +83,7 @@ class RunRows:
         eval_rows: int,
         num_processes: int = 1,
     ) -> RunRows:
-        """Of prepared data, as they come in these steps."""
+        """The rows of prepared data in the order in which these steps read them."""
         lengths = step_lengths(train, data.train_dir, steps, effective_batch_size, num_processes)
         evaluation = evaluation_lengths(validation, eval_rows, num_processes)
         source, target = map(max, train.longest, validation.longest)
@@ -96,8 +99,8 @@ class RunRows:
         )
 
     @classmethod
-    def of_sample(cls, config: Config, machine: Machine, sample: LengthEstimate) -> RunRows:
-        """Of data that is not prepared: like some of its rows, and one that is longer."""
+    def from_sample(cls, config: Config, machine: Machine, sample: LengthEstimate) -> RunRows:
+        """An estimate for data that are not prepared: steps of rows drawn from the sample, and one very long row."""
         data = config.data
         eval_rows = config.train.eval_rows
         lengths = sample.cut(data)
@@ -107,6 +110,7 @@ class RunRows:
         steps = drawn_lengths(lengths, longest, batch, processes, data.group_by_length)
         evaluation = drawn_lengths(lengths, longest, eval_rows, processes, most_steps=1)
         held_out = sample.held_out_rows
+        # Without validation data of its own, a run holds out one training row in so many.
         if not held_out and data.validation_file is None and not held_out_sources(data):
             held_out = max(1, sample.about_rows // HELD_OUT_ONE_IN)
         return cls(
@@ -121,18 +125,19 @@ class RunRows:
         )
 
     @classmethod
-    def known(cls, config: Config, machine: Machine) -> RunRows:
-        """Of the data that the settings name, where it is prepared; else like a sample of it, or as long as they allow.
+    def find(cls, config: Config, machine: Machine) -> RunRows:
+        """The best that can be said without preparing anything: of prepared data their rows, of others an estimate from
+        the first rows, and of files that are not there the longest rows that the settings allow.
 
         Raises:
-            UserError: the data are here and cannot be used, as a run would say.
+            UserError: the data are there, but a run could not use them.
         """
         objective = config.data.objective
         if objective == AUTO:
             objective = default_objective(config.train.is_finetune)
-        is_known = config.data.train_file is not None and not file_problems(config.data)
+        has_files = config.data.train_file is not None and not file_problems(config.data)
         with suppress(NotMade):
-            data = look(config, find_prepared, config) if is_known else None
+            data = look(config, find_prepared, config) if has_files else None
             if data is not None:
                 train, validation = (
                     StepLoader(split, data.objective, config.data, config.model, config.run.seed)
@@ -140,7 +145,7 @@ class RunRows:
                 )
                 batch = effective_batch(config.train, machine)
                 steps = Steps.of(config.train, config.model, config.lora, config.task, batch, train.num_rows)
-                return cls.ahead(
+                return cls.of_prepared(
                     data,
                     train,
                     validation,
@@ -149,25 +154,27 @@ class RunRows:
                     eval_rows=config.train.eval_rows,
                     num_processes=machine.num_processes,
                 )
-            groups = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
-            sample = look(config, estimate_lengths, *groups) if is_known else None
+            arguments = config.data, config.train.is_finetune, config.model, config.tokenizer, config.cleaning
+            sample = look(config, estimate_lengths, *arguments) if has_files else None
             if sample is not None:
-                return cls.of_sample(config, machine, sample)
+                return cls.from_sample(config, machine, sample)
         if config.data.objective == AUTO and config.data.train_file is not None:
-            # Nothing but the data says what they teach, so that they have to be here.
+            # With --objective auto the data decide the objective, so here they must be readable.
             objective = look(config, find_training_data, config.data, config.train.is_finetune).objective
-        return cls.as_set(config.data, objective, config.train.eval_rows)
+        return cls.longest_allowed(config.data, objective, config.train.eval_rows)
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run in which nothing is left to decide: beside `config`, no value here is auto.
+    """All decisions for a run. Only `config` may still hold auto: it keeps what the user asked for.
 
     Args:
-        config: the settings, with the objective of the rows. machine, rows: what they were decided for.
-        done: steps that were done before.
-        plan: how its steps go, in how much memory. steps: how many there are, and their learning rates; None: that
-            cannot be known, since the rows are not counted and no number of steps is named.
+        config: the settings, with the objective of the rows.
+        machine: the machine that the plan is for.
+        rows: the rows that the plan is for.
+        plan: how the steps are done, and in how much memory.
+        steps: number of steps, and their learning rates; None: neither are the rows counted nor is `max_steps` set.
+        done: steps that were done before, of a resumed run.
     """
 
     config: Config
@@ -179,22 +186,22 @@ class RunSpec:
 
     @property
     def work(self) -> Workload:
-        """What one of its steps has to do, on one process."""
+        """The work of one step on one process, as the estimates take it."""
         work = make_work(self.config, self.machine, self.rows.source_tokens, self.rows.target_tokens)
         mapped = mapped_base(self.config.train, self.config.lora, self.config.data, self.config.model)
         return replace(work, shapes=self.rows.lengths, evaluation=self.rows.evaluation, mapped=mapped)
 
     @property
     def settings(self) -> Config:
-        """The settings with what was decided for the whole run in them. What the machine decides stays as it was asked
-        for: where the run goes on, it may be another.
+        """`config` with the values of `Steps`, which hold for the whole run. What depends on the machine stays as the
+        user set it: the run may be resumed on another.
         """
-        return self.config.with_changes(**asdict(self.counted))
+        return self.config.with_changes(**asdict(self.run_steps))
 
     @property
-    def counted(self) -> Steps:
-        """The steps of a run whose rows are there."""
-        assert self.steps is not None, "a run knows its rows"
+    def run_steps(self) -> Steps:
+        """`steps` of a run that starts: its rows are counted."""
+        assert self.steps is not None, "a run that starts has counted its rows"
         return self.steps
 
 
@@ -209,23 +216,25 @@ def resolve(
     running: ExecutionPlan | None = None,
     settings: StepSettings | None = None,
 ) -> RunSpec:
-    """Decide all that a run needs.
+    """Decide everything that the settings leave auto.
 
     Args:
-        config: its objective is that of the rows.
-        rows: that it reads.
-        done: steps so far. earlier: how they were done; kept where it still fits. changed: settings that ask for
-            another way.
-        running: how the steps of a run that is under way are done: its dtypes and offloaded weights stay.
-        settings: that stand over what `config` fixes of a step; None: it alone counts.
+        config: its objective must be that of the rows.
+        rows: the rows that the run reads.
+        done: steps done before.
+        earlier: the plan of those steps; kept where it still fits.
+        changed: settings changed since then that need another plan.
+        running: the plan of a run under way, whose dtypes and offloaded weights must stay.
+        settings: override what `config` fixes of a step; None: `config` alone counts.
     Raises:
-        DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
+        DoesNotFit: no plan fits the machine's budget.
+        UserError: settings that this machine cannot follow.
     """
     steps = None
     if rows.count is not None or config.train.max_steps != AUTO:
         batch = effective_batch(config.train, machine)
         steps = Steps.of(config.train, config.model, config.lora, config.task, batch, rows.count or 0)
-    chosen = plan(
+    chosen_plan = plan(
         config,
         machine,
         source_tokens=rows.source_tokens,
@@ -239,27 +248,29 @@ def resolve(
         mapped=mapped_base(config.train, config.lora, config.data, config.model),
         steps=None if steps is None else steps.max_steps,
     )
-    spec = RunSpec(config, machine, rows, chosen, steps, done)
+    spec = RunSpec(config, machine, rows, chosen_plan, steps, done)
     if steps is None:
         return spec
     work_left = remaining_work(spec.settings, done, rows.held_out, rows.answer_tokens, machine.num_processes)
-    total = predict_times(spec.work, chosen.choice, machine, work_left)
-    timed = replace(chosen, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
-    return replace(spec, plan=timed)
+    time_left = predict_times(spec.work, chosen_plan.choice, machine, work_left)
+    timed_plan = replace(
+        chosen_plan, seconds_total=time_left.seconds, seconds_low=time_left.low, seconds_high=time_left.high
+    )
+    return replace(spec, plan=timed_plan)
 
 
 def mapped_base(train: TrainConfig, lora: LoraConfig, data: DataConfig, model: T5ModelConfig) -> tuple[str, int]:
-    """The dtype of the base that adapters stand on, and how many of its weights may stay in its file."""
+    """Dtype of the frozen base of adapters, and how many of its weights may stay memory-mapped; ("", 0): none may."""
     start = train.finetune_from
     if not lora.lora_rank or start in (AUTO, None):
         return "", 0
     try:
         file_dtype = TensorHeaders(SavedModel.read(start).base).matrix_dtype()
-    except UserError:  # The run refuses it.
+    except UserError:  # The run itself refuses this base, with a message.
         return "", 0
     counts = weight_counts(model)
     mapped = counts["total"]
-    if data.extra_tokens is not None:  # Its tables get new rows, in memory.
+    if data.extra_tokens is not None:  # The tables get rows for the new tokens, so they are copied into memory.
         mapped -= counts["embedding"] + counts["head"]
     return {"F32": FLOAT32, "BF16": BFLOAT16}.get(file_dtype, ""), mapped
 
