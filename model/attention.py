@@ -159,7 +159,7 @@ class Attention(nn.Module):
         self.v = Linear(config.d_model, inner)
         self.o = Linear(inner, config.d_model)
 
-    def make_below_each_other(self, device: torch.device | str, dtype: torch.dtype) -> set[nn.Parameter]:
+    def join_qkv(self, device: torch.device | str, dtype: torch.dtype) -> set[nn.Parameter]:
         """Make the matrices of queries, keys and values parts of one, so that one product serves all
         (`joined_product`).
         """
