@@ -163,10 +163,9 @@ class LowMemTrainer:
         plan = run.spec.plan
         values = config.as_dict()
         self.config = config
-        self.weight_decay = (
-            config.train.weight_decay
-        )  # Read before `unread` below looks for settings that nobody reads.
-        self.group.resumes_by(resume_command(values))
+        # Read here, and not in the loop: `unread` below reports settings that nothing has read.
+        self.weight_decay = config.train.weight_decay
+        self.group.set_resume_command(resume_command(values))
         track = resources.enter_context(trackers(self.accelerator, config.run, values))
         self.log = log = resources.enter_context(
             RunLog(
@@ -217,7 +216,7 @@ class LowMemTrainer:
         for text in unread(config, training_command(values)):
             log.tell(text)
         log.start()
-        run.threads.look_anew()
+        run.threads.restart_measurement()
 
     def _loop(self) -> None:
         """All steps that are left, with the evaluations and checkpoints that are due after them."""

@@ -16,7 +16,7 @@ from typing import Any
 from commands import text_rows
 from commands.answering import find_answering
 from commands.new_folder import holding_output
-from commands.text_reader import PART_BYTES, ROUNDED, Embedder, text_columns
+from commands.text_reader import LENGTH_MULTIPLE, PART_BYTES, Embedder, text_columns
 from commands.text_rows import STANDARD_INPUT, TextWork, UnfinishedFile, in_parts
 from commands.vector_files import ID, VECTOR, VECTORS, Vectors, write_part, writer_for
 from common.language import say
@@ -71,10 +71,11 @@ class VectorWork(TextWork[tuple[str, Vectors]]):
         self.first_short_id = ""
 
     def load(self, reads_files: bool = False) -> dict[str, int]:
-        self.trained = self.answering.load(AnswerBatch(1, self.config.data.max_seq_len, 1), reads_files)
+        longest_text = AnswerBatch(rows=1, source_tokens=self.config.data.max_seq_len, new_tokens=1)
+        self.trained = self.answering.load(longest_text, reads_files)
         rows = self.config.train.eval_batch_size_per_gpu
         self.embedder = Embedder(self.trained, self.config.data, rows, self.config.embed.vectors)
-        return self.embedder.predict(ROUNDED)
+        return self.embedder.predicted_memory(LENGTH_MULTIPLE)
 
     def identity(self) -> list[Any]:
         data = self.config.data

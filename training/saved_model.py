@@ -124,7 +124,7 @@ class SavedModel:
 
     @cached_property
     def shape(self) -> T5ModelConfig:
-        """The shape of the base, with the head that was trained with the active adapter."""
+        """The shape of the base, with the head and the added tokens of the active adapter."""
         shape = read_config(self.base)
         return read_info(self.top).adapted(shape) if self.adapters else shape
 
