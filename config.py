@@ -1,11 +1,11 @@
-"""Settings to edit: every one with its default, in the class that the guides name.
+"""Settings to edit: all of them with their defaults, in the classes that the guides name.
 
-Change a line, add one, or paste a class of a guide at the end; `TrainConfig` takes every setting but the model's. What
-you change stands over presets that you have not named and over what a trained model says; a preset that you name
-(`--preset`, `--model_preset`), a file (`--config=FILE`) and flags stand over it. `python train_low_mem.py plan` shows
-what counts. docs/settings.md says what each may be.
+Change a line, add one, or paste a class from a guide at the end; `TrainConfig` takes every setting but the model's. An
+edited line overrides a trained model and the presets that you did not name. A preset that you name (`--preset`,
+`--model_preset`), a file (`--config=FILE`) and flags override an edited line. `python train_low_mem.py plan` shows the
+values in effect. docs/settings.md lists the values that each setting may have.
 
-The text is read, not run (`settings/edits.py`). In Python: `from config import load`.
+This file is read as text, not run (`settings/edits.py`). In Python: `from config import load`.
 """
 
 from settings.declared import Config
@@ -20,7 +20,7 @@ __all__ = ["Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", 
 class T5ModelConfig:
     """The shape of a T5 model. Names and meaning follow the T5 paper and Hugging Face's `T5Config`."""
 
-    model_preset = "tiny"  # its shape stands over the lines below that are not edited
+    model_preset = "tiny"  # its shape replaces all lines below but those that are edited
     vocab_size = 32128  # vocabulary size
     d_model = 512  # hidden size
     d_kv = 64  # size of one attention head, independent of d_model

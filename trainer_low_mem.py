@@ -1,9 +1,9 @@
 """A training run: set up, loop, finish.
 
 `LowMemTrainer(config).train()` is all that a notebook needs; `train_low_mem.py train` is the same from a command line.
-Accelerate gives launch, device placement and the process group; the loop of `engine/` does the rest. What a run does
-beside its steps is in `training/`: `live` (what is trained, and how far), `evaluating`, `saving`, `recovering`,
-`recording`.
+Accelerate provides launch, device placement and the process group; `engine/` computes the steps. Everything else that
+the loop calls is in `training/`: `live` (the model, optimizer and progress of the run), `evaluating`, `saving`,
+`recovering` and `recording`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import NamedTuple
 from data.prepare.preview import table_of_shards
 from devices.environment import PRODUCT_CACHES, prepare_environment
 
-# Whoever imports this file has no command line that would do this before accelerate imports torch.
+# These variables must be set before torch is imported, as accelerate does below. A command line has set them already; for
+# a notebook they are set here, which is too late if it has imported torch.
 IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and "torch" in sys.modules
 
 from accelerate import Accelerator, InitProcessGroupKwargs
@@ -70,19 +71,19 @@ from training.setup.resolved import ResolvedRun
 from training.setup.stages import PreparedRun, prepare_run, set_up
 
 __all__ = ["LowMemTrainer", "plot"]
-SHOWN_ROWS = 2  # of the data, when a run begins
+SHOWN_ROWS = 2  # So many training examples are shown when a run begins.
 # Whether LowMemDataset reopens its files for every read: True, False or "auto" (below 13 GB available). Edit it here,
 # as the guides say (`settings/edits.py` reads it); the flag --ultra_low_mem stands over it.
 use_ultra_low_mem = "auto"
 
 
 class Requests(NamedTuple):
-    """What was requested of a run since its last step."""
+    """What was requested of the run, on any process."""
 
-    stops: bool  # A signal, the page or a callback has asked for the end.
-    saves: bool
+    stops: bool  # A signal, the page or a callback asks to end the run.
+    saves: bool  # The page or a callback asks for a checkpoint.
     is_exhausted: bool  # The memory controller has nothing left to reduce.
-    stays_stopped: bool  # The page or a callback has asked for the end; a signal may mean one machine only.
+    stays_stopped: bool  # The page or a callback asks to end the run, so it must not be restarted.
 
     @property
     def ends_run(self) -> bool:
@@ -95,12 +96,13 @@ class LowMemTrainer:
 
     Args:
         config: from `config.load("train", {...})`, or built by hand.
-        callbacks: called on the main process with each event of the run, a dict as in a line of metrics.jsonl; one that
-            returns "stop" ends the run behind its step, saved, and "save" has it write a checkpoint.
-        run: the run with its rows prepared; None: that is still to come.
-        metrics: of your own, name -> function(answers, references) of two lists of texts that gives a number, of which
-            more is better (of one that is best at 100, give `-abs(value - 100)`): evaluations log it, of
-            `eval_generate_rows` rows (auto: `eval_rows`), and `metric_for_best` may name it.
+        callbacks: functions that are called on the main process with each event of the run, a dict as in a line of
+            metrics.jsonl. One that returns "save" makes the run write a checkpoint after the current step; "stop" makes
+            it save and end there.
+        run: the run with its data prepared, from `prepare_run`; None: `train` prepares it.
+        metrics: your own metrics, name -> function(answers, references). The function gets two lists of texts and
+            returns a number, higher is better (for one that is best at 100, return `-abs(value - 100)`). Evaluations
+            compute it on `eval_generate_rows` rows (auto: `eval_rows`), and `metric_for_best` may name it.
     """
 
     def __init__(
@@ -119,26 +121,27 @@ class LowMemTrainer:
         self.metrics = metrics
 
     def train(self) -> Summary:
-        """Run to the end.
+        """Train to the end.
 
         Returns:
             what was planned and measured.
         Raises:
-            UserError: wrong settings or data, before anything is written; or, all being saved, the hub did not take the
-                model. DoesNotFit: no plan fits the budget.
-            Interrupted: stopped by a signal; saved, resumable.
+            UserError: settings or data are wrong, and nothing was written; or the run is complete and saved, but the
+                upload to the hub failed.
+            DoesNotFit: no plan fits the budget.
+            Interrupted: the run was stopped on request; it is saved and can be resumed.
         """
         config = self.config
         speak(config.run.language)
         refuse([*foreign_engines(), *launch_problems()])
-        tune_malloc("small")  # The plan chooses later.
-        # A run that goes on has the device and trackers that it has saved.
-        output = config.run if self.run is None else self.run.data.config.run
-        device = devices.pick(output.device, local_rank(), local_processes())
+        tune_malloc("small")  # Until the plan chooses.
+        # A run that was prepared may be a resumed one: its device and trackers are those that it had saved.
+        run_config = config.run if self.run is None else self.run.data.config.run
+        device = devices.pick(run_config.device, local_rank(), local_processes())
         self.accelerator = Accelerator(
             cpu=device.name == "cpu",
             kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
-            log_with=tracker_names(output.log_with) or None,
+            log_with=tracker_names(run_config.log_with) or None,
             project_dir=config.run.log_dir,
         )
         assert self.accelerator.num_processes >= num_processes(), "processes that know nothing of each other"
@@ -147,7 +150,7 @@ class LowMemTrainer:
             prepared = self.run or prepare_run(config, resources, self.group, self.metrics)
             run = set_up(prepared, self.group, device)
             if self.group.is_main:
-                # Once the run has begun, the one that it replaces is deleted, and there is nothing to restore.
+                # Does nothing once `_begin` has deleted the run that this one replaces.
                 resources.callback(restore_replaced_run, run.run_dir)
             self._begin(run, resources)
             with run.monitor.phase("train"):  # Evaluations and checkpoints are phases of their own inside it.
@@ -155,13 +158,14 @@ class LowMemTrainer:
             return self._finish()
 
     def _begin(self, run: ResolvedRun, resources: ExitStack) -> None:
-        """Open the log, say what will be done, build the model."""
+        """Open the log, show the plan, build the model."""
         config = run.config
         plan = run.spec.plan
         values = config.as_dict()
         self.config = config
-        self.weight_decay = config.train.weight_decay  # A setting that is read later is noted as unread.
-        self.group.resumes_by(resume_command(values))
+        # Read here, and not in the loop: `unread` below reports settings that nothing has read.
+        self.weight_decay = config.train.weight_decay
+        self.group.set_resume_command(resume_command(values))
         track = resources.enter_context(trackers(self.accelerator, config.run, values))
         self.log = log = resources.enter_context(
             RunLog(
@@ -212,32 +216,36 @@ class LowMemTrainer:
         for text in unread(config, training_command(values)):
             log.tell(text)
         log.start()
-        run.threads.look_anew()
+        run.threads.restart_measurement()
 
     def _loop(self) -> None:
+        """All steps that are left, with the evaluations and checkpoints that are due after them."""
         live = self.live
         controller = live.controller
-        steps = live.run.spec.run_steps
+        schedule = live.run.spec.run_steps
         if live.state.step == 0:
             evaluate(live)
-        while live.state.step < steps.max_steps and not live.best.should_stop:
+        while live.state.step < schedule.max_steps and not live.best.should_stop:
             controller.before_step(live.state.step, live.run.loader.num_rows)
             number = live.state.step + 1
             if not self._step(number):
-                continue
+                continue  # It is done again, or passed over, or the run is back at a checkpoint.
             if controller.after_step(number):
                 live.follow_plan()
             requests = self._poll_requests()
-            is_last = number == steps.max_steps
-            is_best = (is_last or number % steps.eval_steps == 0) and evaluate(live)
+            is_last = number == schedule.max_steps
+            is_eval_due = is_last or number % schedule.eval_steps == 0
+            is_best = is_eval_due and evaluate(live)
             ends = is_last or live.best.should_stop or requests.ends_run
-            is_due = ends or is_best or requests.saves or number % steps.save_steps == 0
-            if is_due and not save(live, is_best):
+            is_save_due = ends or is_best or requests.saves or number % schedule.save_steps == 0
+            if is_save_due and not save(live, is_best):
+                # The model is not finite. Go back to the last checkpoint, with a lower learning rate.
                 slow_down(live, number)
                 continue
             if requests.is_exhausted and not is_last:
                 give_up(live)
             if requests.stops and not is_last:
+                # torchrun restarts a run that ends with `Interrupted`, but not one that ends with `StaysStopped`.
                 ending = StaysStopped if requests.stays_stopped and may_be_restarted() else Interrupted
                 text = say(
                     "stopped after step {step}, saved in {folder}; continue with\n  {command}",
@@ -250,9 +258,13 @@ class LowMemTrainer:
             self.log.tell(remark)
 
     def _step(self, number: int) -> bool:
-        """One optimizer step. False: memory did not suffice, or it was not finite; the state says where to go on."""
+        """One optimizer step.
+
+        Returns:
+            False if it ran out of memory or was not finite; `live.state.step` is then the step to continue from.
+        """
         live = self.live
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         rate = live.run.spec.run_steps.rate(number) * live.divergence.rate_factor
         batches = live.batches(number)
         labels, tokens = self.group.all_reduce_sum(
@@ -261,25 +273,31 @@ class LowMemTrainer:
         step = Step(number, rate, self.weight_decay, live.output.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not isinstance(outcome, Done):
-            live.monitor.sample()  # The memory of the failed step counts before the plan that follows.
+            # Measure and record the peak now: `recover` may change the plan that it is compared with.
+            live.monitor.sample()
             self.recorder.note_peak(number)
             recover(live, outcome, number)
             return False
         live.applied(number, int(tokens))
-        self.recorder.step(outcome, labels, rate, int(tokens), time.perf_counter() - began)
+        self.recorder.step(outcome, labels, rate, int(tokens), time.perf_counter() - start_time)
         return True
 
     def _poll_requests(self) -> Requests:
-        """What was requested since the last call, by any process; all processes call this together."""
+        """Requests of any process: for a checkpoint since the last call, for the end at any time.
+
+        All processes call this together.
+        """
         request = self.log.poll_request()
         if request == STOP:
             self.interrupts.stop()
             self.stays_stopped = True
         is_exhausted = self.live.controller.exhausted is not None
-        here = (self.interrupts.stop_requested, request == SAVE, is_exhausted, self.stays_stopped)
-        return Requests(*(count > 0 for count in self.group.all_reduce_sum(*map(float, here))))
+        # In the order of the fields of `Requests`:
+        local = (self.interrupts.stop_requested, request == SAVE, is_exhausted, self.stays_stopped)
+        return Requests(*(count > 0 for count in self.group.all_reduce_sum(*map(float, local))))
 
     def _finish(self) -> Summary:
+        """Publish the best model, show samples and figures, upload the model."""
         live = self.live
         log = self.log
         run = live.run
@@ -287,14 +305,15 @@ class LowMemTrainer:
         best = live.checkpoints.named_best() or live.checkpoints.latest()
         if live.is_main and best is not None:
             publish(best, run.run_dir)
-        is_mean_live = not self._poll_requests().ends_run and publish_mean(live)
-        prompt = self._show_samples(is_published=is_mean_live)
+        # The mean of the last checkpoints may be better. Where it was computed, `live` has the published weights.
+        has_published_weights = not self._poll_requests().ends_run and publish_mean(live)
+        prompt = self._show_samples(has_published_weights)
         log.memory(live.state.step, "end")
         live.monitor.stop()
         summary = self.recorder.end(prompt or "...")
         if live.is_main and best is not None:
             with writing("output_dir", live.output.output_dir):
-                write_card(run.run_dir, run.run_dir)
+                write_card(model=run.run_dir, folder=run.run_dir)
         self.group.wait()
         try:
             repository = live.output.push_to_hub
@@ -305,12 +324,17 @@ class LowMemTrainer:
             self.accelerator.end_training()
         return summary
 
-    def _show_samples(self, is_published: bool) -> str | None:
-        """Show the published model's answers to held-out rows, where the live weights are published or can be; return a
-        prompt.
+    def _show_samples(self, has_published_weights: bool) -> str | None:
+        """Show answers of the published model to validation rows, unless it cannot be loaded.
+
+        Args:
+            has_published_weights: whether `live` has its weights already, and not those of the last step.
+        Returns:
+            one of the prompts, as an example for the user; None: there is none.
         """
         live = self.live
-        if live.train.sample_rows and not is_published:
+        if live.train.sample_rows and not has_published_weights:
+            # A run that is asked to end loads nothing: its samples are of the current weights.
             ends = self._poll_requests().ends_run
             if not ends and not live.take_published():
                 return None

@@ -49,7 +49,7 @@ from benchmarks.parts.simple_answers import pairs_of, simple_scores
 from benchmarks.parts.watched import count_weights, first_event, last_event
 from common.units import format_size
 from data.prepare.preparing import find_prepared
-from model.formats.answering import HEEDED, other_than_default
+from model.formats.answering import DECODING_SETTINGS, other_than_default
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from settings.declared import GenerateConfig
 from settings.loading import load
@@ -126,7 +126,7 @@ def scores(model: Path, recipe: str, settings: dict[str, Any], eval_rows: str) -
     """What `evaluate` says of a folder: loss, perplexity and the recipe's scores."""
     alike = _same(settings, "validation_file", "cache_dir", "objective", *LENGTHS)
     # ours would search by itself, the peer's would not
-    known = {name: settings[name] for name in HEEDED}
+    known = {name: settings[name] for name in DECODING_SETTINGS}
     kept = other_than_default(GenerateConfig(**known))
     searched = children.words_of(kept)
     flags = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from common.language import join, say
 from memory.answers import AnswerBatch
 from model.decoding.answer_tree import AnswerTree
-from model.formats.answering import GENERATION_FILE, RANKED, SEARCH
+from model.formats.answering import GENERATION_FILE, RANKED, SEARCH_SETTINGS
 from settings.consistency import ANSWER_RULES, broken, ranking_problems
 from settings.declared import MOST_TOKENS, Config
 from settings.errors import UserError, refuse
@@ -87,7 +87,7 @@ def _with_answer_settings(config: Config, model: SavedModel, command: str) -> Co
     num_ranked = settings.pop(RANKED, 1)
     num_beams = settings.get("num_beams", config.generate.num_beams)
     if num_beams == 1:
-        settings = {name: value for name, value in settings.items() if name not in SEARCH}
+        settings = {name: value for name, value in settings.items() if name not in SEARCH_SETTINGS}
     if command == "evaluate" and 1 < num_ranked <= num_beams:
         settings[RANKED] = num_ranked
     columns = model.settings_of(*PROMPT_COLUMNS) if command == "generate" else {}

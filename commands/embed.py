@@ -1,6 +1,6 @@
-"""`embed`: vectors of texts, the encoder's last hidden states. Their mean over a text, or one for each token.
+"""The command `embed` writes vectors of texts: the encoder's last hidden states, or their mean over each text.
 
-A vector depends neither on where the command was interrupted nor on which texts share a batch with its own.
+A vector depends on its text alone: not on the other texts of its batch, nor on where the command was interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from commands import text_rows
 from commands.answering import find_answering
 from commands.new_folder import holding_output
-from commands.text_reader import PART_BYTES, ROUNDED, Embedder, text_columns
+from commands.text_reader import LENGTH_MULTIPLE, PART_BYTES, Embedder, text_columns
 from commands.text_rows import STANDARD_INPUT, TextWork, UnfinishedFile, in_parts
 from commands.vector_files import ID, VECTOR, VECTORS, Vectors, write_part, writer_for
 from common.language import say
@@ -28,18 +28,21 @@ from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import counted
 
-PART_ROWS = 256  # A part ends with so many texts,
-PART_TEXT_BYTES = 1 * MIB  # with the one that brings so many bytes of text, or that brings `PART_BYTES` of vectors.
-LONGEST_ID = 256  # letters
-SAMPLED_TEXTS = 16  # Unknown tokens are counted in these.
+# A part ends when it reaches one of these limits, or `PART_BYTES` of vectors:
+PART_ROWS = 256
+PART_TEXT_BYTES = 1 * MIB
+MAX_ID_LENGTH = 256  # in characters
+DIGEST_LENGTH = 32  # hexadecimal digits
+SAMPLED_TEXTS = 16  # So many texts are checked for unknown tokens.
 
 
 @holding_output
 def embed(config: Config) -> None:
-    """Write the vectors of texts to a file, or show them.
+    """Write the vectors of texts to a file, or print them.
 
     Raises:
-        UserError: model, input or output are not usable. DoesNotFit: the budget does not hold the longest text.
+        UserError: the model, the input or the output cannot be used.
+        DoesNotFit: the longest text does not fit the budget.
     """
     if config.answer.input is None:
         raise UserError(say('--input = none, texts are needed; give a text (--input="Hello") or a file of them'))
@@ -54,7 +57,7 @@ def embed(config: Config) -> None:
 
 
 class VectorWork(TextWork[tuple[str, Vectors]]):
-    """Vectors of texts, each with the id of its row, or its number."""
+    """Vectors of texts, each with the id of its row, or else the row's number."""
 
     batch_flag = "eval_batch_size_per_gpu"
     keeps = (ID,)
@@ -68,10 +71,11 @@ class VectorWork(TextWork[tuple[str, Vectors]]):
         self.first_short_id = ""
 
     def load(self, reads_files: bool = False) -> dict[str, int]:
-        self.trained = self.answering.load(AnswerBatch(1, self.config.data.max_seq_len, 1), reads_files)
+        longest_text = AnswerBatch(rows=1, source_tokens=self.config.data.max_seq_len, new_tokens=1)
+        self.trained = self.answering.load(longest_text, reads_files)
         rows = self.config.train.eval_batch_size_per_gpu
         self.embedder = Embedder(self.trained, self.config.data, rows, self.config.embed.vectors)
-        return self.embedder.predict(ROUNDED)
+        return self.embedder.predicted_memory(LENGTH_MULTIPLE)
 
     def identity(self) -> list[Any]:
         data = self.config.data
@@ -79,41 +83,48 @@ class VectorWork(TextWork[tuple[str, Vectors]]):
         return [settings, self.config.memory.mixed_precision]
 
     def _texts(self, prompts: Iterator[Prompt]) -> Iterator[tuple[str, str]]:
-        """The id of each text, or its number, and the text; blank ones are left out."""
+        """(id, text) of each row whose text is not blank; the id of a row without one is its number."""
         for number, prompt in enumerate(prompts):
             if prompt.text.strip():
                 row_id = prompt.columns.get(ID)
-                yield self._short_id(str(number if row_id in (None, "") else row_id)), prompt.text
+                if row_id in (None, ""):
+                    row_id = number
+                yield self._short_id(str(row_id)), prompt.text
 
-    def _short_id(self, name: str) -> str:
-        """An id, or the beginning of a long one and a digest of all of it: an array of ids gives every one the memory
-        of the longest.
+    def _short_id(self, row_id: str) -> str:
+        """The id itself, or if it is too long its beginning and a digest of all of it.
+
+        An array of strings takes for each one as much memory as for the longest.
         """
-        if len(name) <= LONGEST_ID:
-            return name
-        short = f"{name[: LONGEST_ID - 33]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+        if len(row_id) <= MAX_ID_LENGTH:
+            return row_id
+        digest = hashlib.sha256(row_id.encode()).hexdigest()[:DIGEST_LENGTH]
+        short_id = f"{row_id[: MAX_ID_LENGTH - DIGEST_LENGTH - 1]}~{digest}"
         self.num_short_ids += 1
-        self.first_short_id = self.first_short_id or short
-        return short
+        self.first_short_id = self.first_short_id or short_id
+        return short_id
 
     def parts(self, prompts: Iterator[Prompt], rows_done: int = 0) -> Iterator[list[tuple[str, Vectors]]]:
         embedder = self.embedder
 
         def num_bytes(row: tuple[str, str]) -> int:
-            vectors = min(len(row[1]), embedder.longest) if embedder.per_token else 1
-            return max(4 * embedder.width * vectors, sys.getsizeof(row[1]) * PART_BYTES // PART_TEXT_BYTES)
+            """Bytes of the fp32 vectors, or if that is more those of the text, scaled to count against `PART_BYTES`."""
+            _, text = row
+            num_vectors = min(len(text), embedder.longest) if embedder.per_token else 1
+            return max(4 * embedder.width * num_vectors, sys.getsizeof(text) * PART_BYTES // PART_TEXT_BYTES)
 
-        open_texts = islice(self._texts(prompts), rows_done, None)
-        for number, part in enumerate(in_parts(open_texts, PART_ROWS, PART_BYTES, num_bytes)):
+        remaining = islice(self._texts(prompts), rows_done, None)
+        for number, part in enumerate(in_parts(remaining, PART_ROWS, PART_BYTES, num_bytes)):
+            ids = [row_id for row_id, _ in part]
             texts = [text for _, text in part]
             if number == 0:
                 embedder.warn_of_unknown_tokens(texts[:SAMPLED_TEXTS])
-            yield list(zip((name for name, _ in part), embedder.embed(texts), strict=True))
+            yield list(zip(ids, embedder.embed(texts), strict=True))
 
     def show(self, part: list[tuple[str, Vectors]]) -> None:
         column = VECTORS if self.embedder.per_token else VECTOR
-        for name, vector in part:
-            print(json.dumps({ID: name, column: vector.tolist()}, ensure_ascii=False), flush=True)
+        for row_id, vectors in part:
+            print(json.dumps({ID: row_id, column: vectors.tolist()}, ensure_ascii=False), flush=True)
 
     def write(self, part: list[tuple[str, Vectors]], path: Path) -> None:
         write_part(path, part)
@@ -133,7 +144,7 @@ class VectorWork(TextWork[tuple[str, Vectors]]):
         if self.num_short_ids:
             text = "{ids} of over {most} letters: their beginning, and a digest behind it, such as {example}"
             ids = counted(self.num_short_ids, "id")
-            notes.append(say(text, ids=ids, most=LONGEST_ID, example=self.first_short_id))
+            notes.append(say(text, ids=ids, most=MAX_ID_LENGTH, example=self.first_short_id))
         if bad_rows.count:
             rows = counted(bad_rows.count, "row")
             notes.append(say("left out: {rows}, such as {example}", rows=rows, example=bad_rows.examples[0]))

@@ -17,7 +17,7 @@ from typing import Any
 from commands import text_rows
 from commands.answering import Answering, find_answering
 from commands.new_folder import holding_output
-from commands.text_reader import ROUNDED, Labeller, text_columns
+from commands.text_reader import LENGTH_MULTIPLE, Labeller, text_columns
 from commands.text_rows import STANDARD_INPUT, TYPED, TextWork, UnfinishedFile, in_parts
 from common.language import say
 from data.sources.files import sources_fingerprint
@@ -247,7 +247,7 @@ class Labels(AnswerWork):
     def load(self, reads_files: bool = False) -> dict[str, int]:
         self.trained = self.answering.load(LEAST_TEXT, reads_files)
         self.labeller = Labeller(self.trained, self.config.data, self.config.answer.generate_batch_size)
-        return self.labeller.predict(ROUNDED)
+        return self.labeller.predicted_memory(LENGTH_MULTIPLE)
 
     def rows_of_a_part(self) -> int:
         return LABELLED_ROWS

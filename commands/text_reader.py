@@ -27,7 +27,7 @@ from training.report.progress import Progress
 
 MOST_ROWS = 64  # at once
 MOST_AT_ONCE = 16_384  # tokens
-ROUNDED = 64  # Lengths in tokens are rounded up to a multiple of this where rows are planned.
+LENGTH_MULTIPLE = 64  # Memory is planned for lengths in tokens that are multiples of this.
 PART_BYTES = 4 * MIB  # A part of vectors ends with the one that brings so many bytes.
 VECTOR_COPIES = 3  # Vectors of a part are there as computed, joined, and as a file is made of them.
 Tokens = tuple[NDArray[np.int32], slice | NDArray[np.int64]]  # ids with end of text, and which are the text's own
@@ -73,7 +73,7 @@ class TextReader:
         order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
         results = dict[int, Result]()
         while order:
-            longest = -(-lengths[order[0]] // ROUNDED) * ROUNDED
+            longest = -(-lengths[order[0]] // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
             requested = AUTO if self.rows == AUTO else min(int(self.rows), len(order))
             usual = min(len(order), max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
             sides = (longest, self.target_tokens(longest))
@@ -84,8 +84,8 @@ class TextReader:
             results.update(zip(numbers, work(numbers), strict=True))
         return [results[row] for row in range(len(lengths))]
 
-    def predict(self, longest: int) -> dict[str, int]:
-        """What one text of so many tokens takes at its highest: component -> bytes."""
+    def predicted_memory(self, longest: int) -> dict[str, int]:
+        """The peak memory for one text of so many tokens: component -> bytes."""
         return self.model_held(longest).measuring(1, longest, self.target_tokens(longest))
 
     def target_tokens(self, longest: int) -> int:

@@ -94,7 +94,7 @@ class Threads:
             self.most = max(1, int(self._quota))
             torch.set_num_threads(self.most)
         self.now = self.most
-        self.look_anew()
+        self.restart_measurement()
 
     def follow(self) -> None:
         """Look, where it is time, and use as many threads as there are cores left. Called by the thread that
@@ -118,9 +118,10 @@ class Threads:
 
         torch.set_num_threads(self.now)
 
-    def look_anew(self) -> None:
-        """Begin the first look now: what was worked until here, as by a child of this process, tells nothing of
-        others.
+    def restart_measurement(self) -> None:
+        """Measure the load of other processes from now on.
+
+        The load until now may have been that of this process's own children.
         """
         self._free_cores = math.inf
         self._usage = None if self.is_fixed else usage()

@@ -32,13 +32,14 @@ A setting marked • defines the run: a resumed run keeps its value, and another
 """
 
 LINE_WIDTH = 120
-CONFIG_HEAD = '''"""Settings to edit: every one with its default, in the class that the guides name.
+CONFIG_HEAD = '''"""Settings to edit: all of them with their defaults, in the classes that the guides name.
 
-Change a line, add one, or paste a class of a guide at the end; `TrainConfig` takes every setting but the model's. What you change stands
-over presets that you have not named and over what a trained model says; a preset that you name (`--preset`, `--model_preset`), a file
-(`--config=FILE`) and flags stand over it. `python train_low_mem.py plan` shows what counts. docs/settings.md says what each may be.
+Change a line, add one, or paste a class from a guide at the end; `TrainConfig` takes every setting but the model's. An
+edited line overrides a trained model and the presets that you did not name. A preset that you name (`--preset`,
+`--model_preset`), a file (`--config=FILE`) and flags override an edited line. `python train_low_mem.py plan` shows the
+values in effect. docs/settings.md lists the values that each setting may have.
 
-The text is read, not run (`settings/edits.py`). In Python: `from config import load`.
+This file is read as text, not run (`settings/edits.py`). In Python: `from config import load`.
 """
 
 from settings.declared import Config
@@ -134,8 +135,8 @@ def plain_values() -> str:
         lines += ["", "", "@declared", f"class {cls.__name__}:", f'    """{about}"""', ""]
         if cls.__name__ == MODEL_CLASS:
             lines += [
-                f"    model_preset = {json.dumps(Config.model_preset)}  # its shape stands over the lines below that "
-                f"are not edited"
+                f"    model_preset = {json.dumps(Config.model_preset)}  # its shape replaces all lines below but "
+                f"those that are edited"
             ]
         for member in map(declared, dataclasses.fields(cls)):
             value = json.dumps(member.default) if isinstance(member.default, str) else repr(member.default)

@@ -1,13 +1,13 @@
-"""T5: embedding, encoder stack, decoder stack, output head; a row of blocks that the engine runs one by one.
+"""T5: embedding, encoder stack, decoder stack and output head.
 
-An encoder has no decoder and no head over the vocabulary; it may have one over labels (`model.label_head`).
+An encoder-only model has no decoder and no head over the vocabulary; it may have one over labels (`model.label_head`).
 
-A block maps tokens (N, D) to tokens (N, D) and keeps nothing; what it needs besides (layout of the rows, position bias,
-dropout, encoder output) comes as arguments, so that the engine can run any block alone, forward or again for backward.
-`T5.forward` strings the blocks together under plain autograd: the form for notebooks, and the oracle of the engine.
+A block maps tokens (N, D) to tokens (N, D) and keeps no state. What else it needs (layout of the rows, position bias,
+dropout, encoder output) comes as arguments, so the engine can run any block alone, forward or recomputed for backward.
+`T5.forward` runs all blocks under plain autograd: for notebooks, and as the reference that the engine is tested against.
 
-Shapes: B rows, S source, T target, N tokens of all rows end to end, D d_model, H heads, K d_kv, F d_ff, V vocabulary,
-R distances. Source: Raffel et al. 2020 (arXiv 1910.10683); T5 1.1: Shazeer 2020; UMT5: Chung et al. 2023.
+Shapes: B rows, S source tokens of a row, T target tokens of a row, N tokens of all rows, D d_model, H heads, K d_kv,
+L labels, V vocabulary. Source: Raffel et al. 2020 (arXiv 1910.10683); T5 1.1: Shazeer 2020; UMT5: Chung et al. 2023.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ from settings.declared import T5ModelConfig
 if TYPE_CHECKING:
     from model.lora.token_rows import TrainedTokenRows
 
-# A context in which a weight is in memory to be filled; where weights rest elsewhere it goes there afterwards.
+# weight -> a context in which it is in memory to be initialised; an offloaded weight is written back at the end.
 Filling = Callable[[nn.Parameter], AbstractContextManager[None]]
-# A context around each use of some weights, in which they are in memory and as they are computed with.
+# weights -> a context in which they are in memory and have the dtype of the computation.
 WithWeights = Callable[[Iterable[nn.Parameter]], AbstractContextManager[object]]
-SITES_PER_BLOCK = 16  # One block has fewer sites of dropout.
-DECODER_SITES = 1 << 20  # The decoder's sites of dropout begin here.
+# Every dropout of the model has a number, its site, from which its mask follows (`model.dropout`).
+SITES_PER_BLOCK = 16  # More than a block uses.
+DECODER_SITES = 1 << 20  # The first site of the decoder; those of the encoder begin at 0.
 
 
 def in_memory(weight: nn.Parameter) -> AbstractContextManager[None]:
-    """Weights are in memory anyway."""
+    """The `Filling` of weights that are not offloaded: does nothing."""
     return nullcontext()
 
 
 def in_place(weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
-    """Weights are used in place."""
+    """The `WithWeights` of weights that are not offloaded: does nothing."""
     return nullcontext()
 
 
 class Block(nn.Module):
-    """Self-attention, in the decoder attention to the encoder's output, and feed-forward: x + f(norm(x)) each."""
+    """Self-attention, then in a decoder cross-attention, then feed-forward, each as x + dropout(f(norm(x)))."""
 
     def __init__(self, config: T5ModelConfig, site: int, is_decoder: bool) -> None:
         super().__init__()
@@ -82,16 +83,22 @@ class Block(nn.Module):
         dtype: torch.dtype | None = None,
         graph_only: bool = False,
     ) -> Tensor:
-        """x (N, D) of `dropout.rows`, bias as of `PositionBias` unless the block has its own, encoder_output (N', D)
-        for a decoder -> (N, D).
+        """The residual stream (N, D) after this block.
 
         Args:
-            dtype: of products; None: that of x. graph_only: the block is recomputed for backward alone: what only its
-                result needs is left out.
+            x: (N, D), the residual stream before it, laid out as `dropout.rows`.
+            bias: the stack's `PositionBias` of these rows; unused where the block has its own.
+            encoder_output, encoder_rows: (N', D) and its layout; for a decoder only.
+            dtype: of the products; None: that of x.
+            graph_only: the block is recomputed for backward, so only its graph is needed: the values of the result are
+                undefined.
         """
         rows = dropout.rows
         drop = dropout.at(self.site)
-        bias = self.bias(rows.longest) if self.bias is not None else bias
+        if self.bias is not None:
+            bias = self.bias(rows.longest)
+        # Sites in a block: 0 self-attention weights, 1 its output, 2 feed-forward output, 3 its inner activations,
+        # 4 cross-attention weights, 5 its output.
         normed = self.attention_norm(x, dtype)
         x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), self.is_decoder, drop))
         if self.is_decoder:
@@ -103,7 +110,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """A row of blocks, the position bias that they share (none in UMT5), and the norm after the last."""
+    """The encoder or the decoder: blocks, the position bias that they share (none in UMT5), and the final norm."""
 
     def __init__(self, config: T5ModelConfig, count: int, is_decoder: bool) -> None:
         super().__init__()
@@ -118,11 +125,14 @@ class Stack(nn.Module):
         self.final_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def enter(self, x: Tensor, dropout: Dropout) -> Tensor:
-        """Dropout of the embedded tokens (N, D)."""
+        """The input of the first block: the embedded tokens (N, D) after dropout."""
         return dropout.at(self.site)(x)
 
     def leave(self, x: Tensor, dropout: Dropout, *, graph_only: bool = False) -> Tensor:
-        """The norm after the last block, its dropout, and the decoder's factor: (N, D); `graph_only` as in `Block`."""
+        """The output of the stack, from that of the last block (N, D): norm, dropout and, in a decoder, scaling.
+
+        `graph_only` is as in `Block`.
+        """
         x = dropout.at(self.site + 1)(self.final_norm(x), graph_only)
         return x if self.output_scale is None else x * self.output_scale
 
@@ -136,10 +146,12 @@ class Stack(nn.Module):
         dtype: torch.dtype,
         with_weights: WithWeights = in_place,
     ) -> Tensor:
-        """Embedded tokens (N, D) of `dropout.rows` through all blocks: (N, D) in `dtype`, in which products are formed.
+        """The hidden states (N, D) of embedded tokens x (N, D), which are laid out as `dropout.rows`.
 
         Args:
-            with_weights: a context around each use of a block, made of its weights.
+            encoder_output, encoder_rows: as in `Block`.
+            dtype: of the products and of the result.
+            with_weights: the context in which each block runs.
         """
         x = self.enter(x, dropout)
         bias = None if self.bias is None else self.bias(dropout.rows.longest)
@@ -154,12 +166,12 @@ class T5(nn.Module):
 
     Args:
         config: its shape.
-        device, dtype: where and as what the weights are made; norms, bias tables and label heads are always fp32. Made,
-            not filled: call `initialise` or load a checkpoint.
+        device: of the weights. They are allocated but not initialised: call `initialise` or load a checkpoint.
+        dtype: of the weights; norms, bias tables and label heads are always fp32.
     Memory: the weights.
     """
 
-    decoder: Stack  # An encoder has none: `stacks` has those that there are.
+    decoder: Stack  # Absent in an encoder-only model; see `stacks`.
 
     def __init__(
         self, config: T5ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -168,9 +180,10 @@ class T5(nn.Module):
         self.config = config
         self.d_kv = config.d_kv
         self.dropout_rate = config.dropout_rate
-        self.adapter_dropout = 0.0  # Share dropped of what adapters read, in training: see `model.lora.adapter`.
-        self.token_rows: TrainedTokenRows | None = None  # Rows of tokens that learn beside adapters.
-        self.adapter_info: AdapterInfo | None = None  # Form and base of the adapters that are on.
+        # Set where adapters are added or loaded (`model.lora`):
+        self.adapter_dropout = 0.0  # dropout rate on the input of adapters, in training
+        self.token_rows: TrainedTokenRows | None = None  # embeddings of added tokens, trained beside the adapters
+        self.adapter_info: AdapterInfo | None = None  # form and base of the active adapters
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
             self.encoder = Stack(config, config.num_layers, is_decoder=False)
@@ -178,57 +191,59 @@ class T5(nn.Module):
                 self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
             self.head = nn.Parameter(torch.empty(config.vocab_size, config.d_model)) if config.has_own_table else None
             self.label_head = LabelHead(config) if config.num_labels else None
+        # Only now allocate: dtypes differ by module, and on a GPU q, k and v are parts of one matrix.
         is_host = traits_of(torch.device(device)).is_host
-        stacked = set[nn.Parameter]()
+        joined = set[nn.Parameter]()
         for module in self.modules():
             if isinstance(module, Attention) and not is_host:
-                stacked |= module.allocate_joined_qkv(device, dtype)
+                joined |= module.allocate_joined_qkv(device, dtype)
             own_dtype = torch.float32 if isinstance(module, (RMSNorm, PositionBias, nn.Linear)) else dtype
             for name, weight in list(module.named_parameters(recurse=False)):
-                if weight not in stacked:
+                if weight not in joined:
                     setattr(module, name, nn.Parameter(torch.empty(weight.shape, device=device, dtype=own_dtype)))
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """Encoder, and decoder unless there is none."""
+        """The stacks by name: "encoder" and, if there is one, "decoder"."""
         return {name: module for name, module in self.named_children() if isinstance(module, Stack)}
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """(V, D): what turns hidden states into logits; the embedding itself where tied."""
+        """The weight (V, D) that turns hidden states into logits: the embedding where the two are tied."""
         return self.embedding if self.head is None else self.head
 
     @property
     def float_dtype(self) -> torch.dtype:
-        """What the model computes in where no weight store widens its weights: their dtype, fp32 where they are
-        int8.
-        """
+        """The dtype of the computation without the engine: that of the weights, or fp32 if these are int8."""
         return torch.float32 if is_int8(self.embedding) else self.embedding.dtype
 
     @torch.no_grad()
     def initialise(self, seed: int, filling: Filling = in_memory, only: str = "") -> T5:
-        """Fill the weights with T5's initial values: the same for the same seed, whatever the dtype or device.
+        """Give the weights T5's initial values: the same for the same seed, whatever the dtype or device.
 
         Args:
-            filling: a context around the filling of each weight. only: how the names of those begin that are filled.
+            filling: the context in which each weight is written.
+            only: initialise only the weights whose names begin with this.
         """
         roles = {weight.name: weight.role for weight in weights(self.config)}
         for index, (name, weight) in enumerate(self.named_parameters()):
             if not name.startswith(only):
                 continue
             with filling(weight):
-                if roles[name] in ("norm", "label bias"):
-                    weight.fill_(float(roles[name] == "norm"))
+                if roles[name] == "norm":
+                    weight.fill_(1.0)
+                elif roles[name] == "label bias":
+                    weight.fill_(0.0)
                 else:
                     self._draw(weight, roles[name], (seed * 1_000_003 + index) % 2**63)
         return self
 
     def _draw(self, weight: nn.Parameter, role: Role, seed: int) -> None:
-        """Fill a matrix in row chunks: the fp32 draw is never whole in memory."""
+        """Draw a matrix from a normal distribution, in chunks of rows, so that no fp32 copy of all of it is needed."""
         generator = torch.Generator().manual_seed(seed)
         deviation = self._initial_deviation(role)
-        step = max(1, DRAWN_ELEMENTS // weight.shape[1])
-        for rows in weight.split(step):
+        chunk_rows = max(1, DRAWN_ELEMENTS // weight.shape[1])
+        for rows in weight.split(chunk_rows):
             rows.copy_(torch.randn(rows.shape, generator=generator) * deviation)
 
     def _initial_deviation(self, role: Role) -> float:
@@ -242,8 +257,9 @@ class T5(nn.Module):
         return deviations.get(role, c.d_model**-0.5) * c.initializer_factor
 
     def shift_right(self, labels: Tensor) -> Tensor:
-        """Decoder input for labels (B, T): the start token, then all labels but the last; ignored labels become
-        padding.
+        """Decoder input (B, T) for labels (B, T): the start token, then all labels but the last.
+
+        Ignored labels (-100) become padding.
         """
         c = self.config
         shifted = labels.roll(1, 1)
@@ -251,31 +267,34 @@ class T5(nn.Module):
         return shifted.masked_fill(shifted == IGNORED, c.pad_token_id)
 
     def encode(self, ids: Tensor, rows: Rows, rate: float = 0.0) -> Tensor:
-        """Encoder output (N, D) of ids (N,)."""
+        """Encoder output (N, D) for ids (N,); `rate` is that of dropout."""
         x = embed(ids, self.embedding, residual_dtype(self.float_dtype))
         hidden: Tensor = self.encoder(x, Dropout(rate, rows), dtype=self.float_dtype)
         return hidden
 
     def decode(self, ids: Tensor, encoder_output: Tensor, rows: Rows, encoder_rows: Rows, rate: float = 0.0) -> Tensor:
-        """What the head multiplies (N, D), for decoder ids (N,) and the encoder's output (N', D)."""
+        """Decoder output (N, D), the input of the head, for decoder ids (N,) and encoder output (N', D)."""
         x = embed(ids, self.embedding, residual_dtype(self.float_dtype))
         hidden: Tensor = self.decoder(x, Dropout(rate, rows), encoder_output, encoder_rows, dtype=self.float_dtype)
         return hidden
 
     def _hidden(self, input_ids: Tensor, attention_mask: Tensor | None, decoder_ids: Tensor, rate: float) -> Tensor:
+        """Decoder output (N, D) for padded ids (B, S) and decoder ids (B, T)."""
         source = self._rows(input_ids, attention_mask, rate)
         encoder_output = self.encode(source.flatten(input_ids), source, rate)
         target = replace(self._target_rows(decoder_ids), keys=source.keys)
         return self.decode(target.flatten(decoder_ids), encoder_output, target, source, rate)
 
     def _target_rows(self, decoder_ids: Tensor) -> Rows:
+        """The layout of decoder ids (B, T): padding counts as tokens, since its labels are ignored."""
         return self.lay_out((decoder_ids.shape[1],) * len(decoder_ids))
 
     def label_logits(self, input_ids: Tensor, attention_mask: Tensor | None = None, rate: float = 0.0) -> Tensor:
-        """Logits of a head over labels, fp32: (B, L), or (B, S, L) of a token head, 0 for padding.
+        """Logits of the head over labels, fp32: (B, L), or of a token head (B, S, L) with 0 for padding.
 
         Args:
-            input_ids, attention_mask: as of `forward`. rate: of dropout.
+            input_ids, attention_mask: as in `forward`.
+            rate: of dropout.
         """
         if self.label_head is None:
             raise ValueError("the model has no head over labels")
@@ -290,7 +309,7 @@ class T5(nn.Module):
         return F.pad(padded, (0, 0, 0, input_ids.shape[1] - padded.shape[1]))
 
     def logits(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) fp32 of ids (B, S) and decoder ids (B, T); mask (B, S) ones, then zeros for padding."""
+        """Logits (B, T, V) in fp32 for ids (B, S) and decoder ids (B, T); the mask is as in `forward`."""
         hidden = self._hidden(input_ids, attention_mask, decoder_input_ids, 0.0)
         hidden = self._target_rows(decoder_input_ids).tokens(hidden)
         return product(hidden, self.output_weight).float().view(*decoder_input_ids.shape, -1)
@@ -300,9 +319,9 @@ class T5(nn.Module):
 
         Args:
             input_ids: (B, S) int64.
-            attention_mask: (B, S), ones and then zeros in each row; None: no padding.
-            labels: (B, T) int64, -100 where no loss is wanted. With a head over labels (B,) or (B, S): int64, or
-                numbers, nan where no loss is wanted.
+            attention_mask: (B, S), in each row ones for tokens, then zeros for padding; None: no padding.
+            labels: (B, T) int64, -100 where the loss ignores them. With a head over labels (B,), or (B, S) for one per
+                token: int64 classes, or for regression floats, nan where the loss ignores them.
         Returns:
             a fp32 scalar.
         """
@@ -313,9 +332,9 @@ class T5(nn.Module):
             labels = labels.reshape(-1)
             logits = self.label_logits(input_ids, attention_mask, rate)
             return label_loss(logits.reshape(len(labels), -1), labels) / count_labels(labels).clamp(min=1)
-        hidden = self._target_rows(labels).tokens(
-            self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
-        )
+        hidden = self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
+        hidden = self._target_rows(labels).tokens(hidden)
+        # MeanLoss gives no gradient to the trained rows that stand in for those of the output weight.
         if self.token_rows is not None:
             return F.cross_entropy(
                 product(hidden, self.output_weight).float(), labels.reshape(-1), ignore_index=IGNORED
@@ -323,7 +342,7 @@ class T5(nn.Module):
         return MeanLoss.apply(hidden, self.output_weight, labels.reshape(-1), LossSettings())
 
     def _rows(self, ids: Tensor, mask: Tensor | None, rate: float) -> Rows:
-        """The rows of padded ids (B, S), with keys drawn anew where dropout needs some."""
+        """The layout of padded ids (B, S), with new random keys if there is dropout."""
         keys = torch.randint(-(2**62), 2**62, (len(ids),)) if rate else None
         mask = torch.ones_like(ids) if mask is None else mask
         lengths = mask.sum(1)
@@ -335,7 +354,12 @@ class T5(nn.Module):
         return self.lay_out(tuple(lengths.tolist()), keys)
 
     def lay_out(self, lengths: tuple[int, ...], keys: Tensor | None = None) -> Rows:
-        """Rows as this model attends to them, in their order: side by side, or for compiled kernels end to end."""
+        """The layout of rows of these lengths: without padding for compiled kernels, else padded in groups.
+
+        Args:
+            lengths: tokens of each row.
+            keys: of their dropout masks, as in `Rows`.
+        """
         if attends_compiled(self.d_kv, self.embedding.device):
             return Rows(lengths, keys)
         return one_padded_group(lengths, keys)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from commands.answering import find_answering
 from commands.generate import LEAST_TEXT
-from commands.text_reader import ROUNDED, Embedder, Labeller
+from commands.text_reader import LENGTH_MULTIPLE, Embedder, Labeller
 from common.language import join, say
 from common.units import KIB, format_size
 from common.web.bodies import ByteBudget
@@ -114,7 +114,7 @@ def api_of(
         capacity = Capacity(0, 0, {"weights": trained.held_model.weight_bytes})
         request_memory = REQUEST_BYTES * (1 + MOST_WAITING)
         # The other three quarters are for the texts that are being read.
-        spare = (limit - sum(embedder.predict(ROUNDED).values()) - READING_BYTES) // 4
+        spare = (limit - sum(embedder.predicted_memory(LENGTH_MULTIPLE).values()) - READING_BYTES) // 4
     if not trained.budget.is_on_device:
         request_memory += max(0, spare)
     if decoder is None:

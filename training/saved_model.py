@@ -1,12 +1,12 @@
-"""`SavedModel.read(folder)`: what the folder of a trained model says of it, before torch is imported.
+"""`SavedModel.read(folder)`: what is known of a trained model from its folder, without importing torch.
 
-It may be a run, one of its checkpoints, a folder published for Hugging Face, or an adapter, whose base lies elsewhere.
-Of adapter and base, the shape is the base's, but for the head that was trained beside the adapter; all else is the
-adapter's where it says so.
+The folder may be a run, one of its checkpoints, a folder in Hugging Face's format, or an adapter with its base elsewhere.
+An adapted model has the shape of the base, with the head of the adapter if one was trained with it. For everything else
+the adapter's folder comes first, and the base fills in what it lacks.
 
-Shape and names of labels are conditions: what the user names otherwise is refused (`shape_conflicts`). Settings of
-answers, the form of an adapter, and lengths and columns of the rows it was trained on are a layer: `Config.with_saved`
-takes them where the user has named nothing, and `saved_note` says so in one line.
+Shape and label names are fixed: other values from the user are refused (`shape_conflicts`). Answer settings, the form of
+the adapter, and the lengths and columns of the training rows are defaults: `Config.with_saved` uses them where the user
+chose nothing, and `saved_note` lists them.
 """
 
 from __future__ import annotations
@@ -21,43 +21,41 @@ from common.language import say
 from data.tokenizers.published import has_tokenizer
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.answering import (
-    DRAWN,
-    HEEDED,
-    SEARCH,
+    DECODING_SETTINGS,
+    SAMPLING_DEFAULTS,
+    SEARCH_SETTINGS,
     answer_list_of,
-    answers_by,
-    remarks,
+    read_answer_settings,
+    unknown_keys,
 )
 from model.formats.shape_file import read_config
 from model.lora.form import LoraSettings
 from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, near_path, parse, read_settings_file
-from settings.precedence import SAVED
+from settings.precedence import BY_USER, SAVED
 from settings.tasks import MODEL_HEADS
 from training.checkpoints.runs import model_folder, runs_newest_first
 from training.report.run_files import SETTINGS_FILE
 
 SHAPE_SETTINGS = tuple(member.name for member in fields(T5ModelConfig) if member.name != "dropout_rate")
-# These follow from the tokenizer, so that a preset of another vocabulary is no other shape.
+# These follow from the tokenizer, so a preset may differ in them and still have the same shape.
 TOKENIZER_SETTINGS = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-# Origins of what the user has chosen, setting by setting:
-GIVEN = ("flag", "file", "edited")
 HEAD_SETTINGS = ("labels", "pooling", "head_kind", "num_decoder_layers")
-# Of how its base answers, what a model that is trained on from it takes over.
-INHERITED_ANSWERS = (*HEEDED, "max_new_tokens")
-# Neither rows nor answers depend on these groups, of which another version may have had other values.
-GROUPS_OF_STEPS = ("train", "preference", "lora", "memory")
+# Answer settings that a model inherits from the model it is trained from.
+INHERITED_ANSWERS = (*DECODING_SETTINGS, "max_new_tokens")
+# Groups that only training steps depend on: a saved value that this version does not accept is ignored there.
+STEP_GROUPS = ("train", "preference", "lora", "memory")
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A trained model on the disk. Make one with `SavedModel.read`.
+    """A trained model on disk. Make one with `SavedModel.read`.
 
     Args:
-        folder: as the user names it.
-        adapters: over its weights, itself where it is one; the first of them is on.
-        moved_base: where the base of an adapter lies now; None: where the adapter says.
+        folder: the folder that the user names, of a whole model or an adapter.
+        adapters: all adapters for the base, with `folder` in front if it is one; the first is active.
+        moved_base: the base's folder, if it is not where the adapter's file says.
     """
 
     folder: Path
@@ -66,25 +64,28 @@ class SavedModel:
 
     @classmethod
     def read(cls, folder: str | Path | None, adapters: str | None = None, moved_base: str | None = None) -> SavedModel:
-        """A folder, and the adapters of the setting `adapter`, in order. The files are read when they are asked for.
+        """The model in a folder, with further adapters. Files are read on first use.
 
         Args:
             folder: None: the base of the first adapter.
+            adapters: folders separated by commas, as in the setting `adapter`.
+            moved_base: as in the class.
         Raises:
-            UserError: a folder of `adapters` holds none.
+            UserError: a folder in `adapters` is not an adapter.
         """
-        further = [Path(word.strip()) for word in (adapters or "").split(",") if word.strip()]
-        refuse([_no_adapter(path) for path in further if not is_adapter(path)])
-        folder = cls(further[0]).base if folder is None else Path(folder)
-        own = [folder] if is_adapter(folder) else []
-        return cls(folder, (*own, *further), moved_base)
+        adapter_paths = [Path(word.strip()) for word in (adapters or "").split(",") if word.strip()]
+        refuse([_not_an_adapter(path) for path in adapter_paths if not is_adapter(path)])
+        folder = cls(adapter_paths[0]).base if folder is None else Path(folder)
+        if is_adapter(folder):
+            adapter_paths.insert(0, folder)
+        return cls(folder, tuple(adapter_paths), moved_base)
 
     @cached_property
     def base(self) -> Path:
-        """The folder of the weights.
+        """The folder of the whole model: `folder` itself, or the base of that adapter.
 
         Raises:
-            UserError: the base of the adapter is not there, or is an adapter as well.
+            UserError: the base is missing, or is an adapter as well.
         """
         if not is_adapter(self.folder):
             return self.folder
@@ -108,59 +109,63 @@ class SavedModel:
 
     @property
     def top(self) -> Path:
-        """The folder that was trained last: of the adapter that is on, else the model's own."""
+        """The folder that was trained last: the active adapter, else the whole model."""
         return self.adapters[0] if self.adapters else self.folder
 
     @property
     def layers(self) -> list[Path]:
-        """Base and top, or the one folder that is both; what a later one says goes before an earlier one."""
+        """The base, then `top` if that is another folder; values in `top` override those in the base."""
         return list(dict.fromkeys((self.base, self.top)))
 
     @property
     def folders(self) -> list[Path]:
-        """Every folder once, the base in front."""
+        """Every folder once, the base first."""
         return list(dict.fromkeys((self.base, self.folder, *self.adapters)))
 
     @cached_property
     def shape(self) -> T5ModelConfig:
-        """The shape of the model, with the head that was trained beside the adapter that is on."""
+        """The shape of the base, with the head and the added tokens of the active adapter."""
         shape = read_config(self.base)
         return read_info(self.top).adapted(shape) if self.adapters else shape
 
     @property
     def tokenizer(self) -> Path:
-        """The folder of the tokenizer: beside the adapter, else with the base."""
+        """The folder with the tokenizer: the active adapter if it has one, else the base."""
         return self.top if has_tokenizer(self.top) else self.base
 
     @property
     def answer_list(self) -> Path | None:
-        """The file of the list that its answers come from; None: they come from none."""
+        """The file that lists the only possible answers, the adapter's before the base's; None: any text is possible."""
         return answer_list_of(*reversed(self.layers))
 
     @property
     def unknown_key_notes(self) -> list[str]:
-        """File by file, which published keys nobody here knows."""
-        return [say("{keys}: unknown, ignored", keys=keys) for folder in self.layers for keys in remarks(folder)]
+        """A note for each published file that has unknown keys, naming them."""
+        return [say("{keys}: unknown, ignored", keys=keys) for folder in self.layers for keys in unknown_keys(folder)]
 
     @cached_property
     def run_settings(self) -> dict[str, Any]:
-        """Settings of the run that trained the model, as far as this version has them; empty where there is no run.
+        """Settings of the run that trained the model, without those that this version does not have.
+
+        Empty if no file of a run is found.
 
         Raises:
-            UserError: a setting that rows or answers depend on has a value that it cannot have.
+            UserError: a setting that rows or answers depend on has an invalid value.
         """
+        # A checkpoint is two folders below its run: <run>/checkpoints/<step>.
         paths = (folder / SETTINGS_FILE for folder in (self.top, *self.top.parents[:2]))
         path = next(filter(Path.is_file, paths), None)
         return {} if path is None else _read_settings(path)
 
     def settings_of(self, *names: str) -> dict[str, Any]:
-        """Those of these settings that the run which trained the model has."""
+        """The values of these settings in `run_settings`, where they are there."""
         return {name: self.run_settings[name] for name in names if name in self.run_settings}
 
     @property
     def adapter_form(self) -> dict[str, Any]:
-        """The form of the adapter but for its rank, as settings that a run which goes on with it takes over; of a whole
-        model none.
+        """Settings for a run that continues training the active adapter: its form without the rank.
+
+        Empty for a whole model.
         """
         if not self.adapters:
             return {}
@@ -169,36 +174,38 @@ class SavedModel:
         return form
 
     def answer_settings(self, config: Config, searches: bool = True) -> tuple[dict[str, Any], list[str]]:
-        """How it answers, as settings, and what it says that cannot be done.
+        """Settings for decoding that the model's folders publish, and the problems with those that cannot be used.
 
-        Where the user asks for a search, what it says of drawing tokens is passed over, and the other way round.
+        Settings that the user or a named preset has chosen are left out. With beam search, those for sampling are left
+        out too, and with sampling, those for beam search.
 
         Args:
-            config: what the user has named in it is not looked at here.
-            searches: whether there is a beam search where it answers.
+            config: the settings of the command.
+            searches: whether the command can do beam search.
         """
         generate = config.generate
         overruled = {name for name, _ in config.origins if config.named(name)}
-        draws = generate.temperature > 0.0
-        if generate.num_beams > 1 or ("temperature" in overruled and not draws):
-            overruled.update(DRAWN)
-        if draws or not searches:
-            overruled.update(SEARCH)
+        samples = generate.temperature > 0.0
+        is_greedy_by_choice = "temperature" in overruled and not samples
+        if generate.num_beams > 1 or is_greedy_by_choice:
+            overruled.update(SAMPLING_DEFAULTS)
+        if samples or not searches:
+            overruled.update(SEARCH_SETTINGS)
         if config.answer.num_answers > 1:
-            overruled.add("split_prompts")  # It joins one answer of each part.
+            overruled.add("split_prompts")  # Split prompts have one answer: those of their parts, joined.
         settings: dict[str, Any] = {}
         problems: list[str] = []
         for folder in self.layers:
-            published, wrong = answers_by(folder, overruled)
+            published, folder_problems = read_answer_settings(folder, overruled)
             settings |= published
-            problems += wrong
+            problems += folder_problems
         return settings, problems
 
     def shape_for(self, model: T5ModelConfig, is_given: Callable[[str], bool]) -> T5ModelConfig:
-        """Its shape, with the head that the user asks for; arguments as of `with_head`.
+        """The model's shape with the head that the settings ask for; arguments as in `with_head`.
 
         Raises:
-            UserError: text is asked for, and it is an encoder.
+            UserError: the settings ask for a head that writes text, and the model is an encoder.
         """
         if MODEL_HEADS[model.head].writes_text and not MODEL_HEADS[self.shape.head].writes_text:
             raise UserError(
@@ -207,24 +214,25 @@ class SavedModel:
         return with_head(self.shape, model, is_given)
 
     def shape_conflicts(self, model: T5ModelConfig, origin: Callable[[str], str | None]) -> list[str]:
-        """The settings of its shape that the user has chosen otherwise, or a preset that the user has named.
+        """Settings of the shape for which the user, or a preset that the user names, asks for another value.
 
         Args:
-            model: the settings. origin: where each is from, as `Config.origin`.
+            model: the settings of the command.
+            origin: where each of them came from, as `Config.origin`.
         """
-        shape = self.shape_for(model, lambda name: origin(name) in GIVEN)
+        shape = self.shape_for(model, lambda name: origin(name) in BY_USER)
         different = [name for name in SHAPE_SETTINGS if getattr(shape, name) != getattr(model, name)]
-        # A preset of another vocabulary is no other shape.
         of_preset = [name for name in different if origin(name) == "preset" and name not in TOKENIZER_SETTINGS]
-        return [name for name in different if origin(name) in GIVEN or name in of_preset]
+        return [name for name in different if origin(name) in BY_USER or name in of_preset]
 
 
 def find_model(config: Config) -> SavedModel:
-    """The model that `--model` names, with its adapters; auto: the base of the adapter that is named, else the newest
-    run's model.
+    """The model of the settings `model` and `adapter`.
+
+    With model = auto, this is the base of the adapter that is named, else the model of the newest run.
 
     Raises:
-        UserError: it is not there.
+        UserError: there is no such model.
     """
     name: str | None = config.checkpoint.model
     adapter = config.checkpoint.adapter
@@ -253,15 +261,20 @@ def find_model(config: Config) -> SavedModel:
 
 
 def with_head(shape: T5ModelConfig, model: T5ModelConfig, is_given: Callable[[str], bool]) -> T5ModelConfig:
-    """A shape with the head that the settings ask for: its own where it has such a one, as far as none is named.
+    """A shape with the head that the settings ask for.
+
+    What the user does not give of the head stays as in `shape` if that has the same kind of head.
 
     Args:
-        model: the settings. is_given: whether the user has named one of them.
+        shape: of the saved model.
+        model: the settings of the command.
+        is_given: whether the user has chosen the setting of this name.
     """
     if MODEL_HEADS[model.head].writes_text:
         return shape
-    own = shape if shape.head == model.head else model
-    head = {name: getattr(model if is_given(name) else own, name) for name in HEAD_SETTINGS}
+    defaults = shape if shape.head == model.head else model
+    head = {name: getattr(model if is_given(name) else defaults, name) for name in HEAD_SETTINGS}
+    # The settings only say whether the decoder stays; its depth is that of the saved weights.
     num_decoder_layers = shape.num_decoder_layers if head.pop("num_decoder_layers") else 0
     return replace(
         shape,
@@ -274,7 +287,7 @@ def with_head(shape: T5ModelConfig, model: T5ModelConfig, is_given: Callable[[st
 
 
 def form_settings(form: LoraSettings) -> dict[str, Any]:
-    """The form of an adapter as the settings that make it."""
+    """The settings that make an adapter of this form."""
     return {
         "lora_rank": form.rank,
         "lora_alpha": form.alpha,
@@ -284,10 +297,11 @@ def form_settings(form: LoraSettings) -> dict[str, Any]:
 
 
 def saved_note(values: Mapping[str, Any], origin: Callable[[str], str | None]) -> list[str]:
-    """In one line, which settings are not as by default because a saved model says so; no line where none is.
+    """One line that lists the settings which a saved model has changed from their defaults; empty if there are none.
 
     Args:
-        values: all settings. origin: where each is from, as `Config.origin`.
+        values: all settings by name.
+        origin: where each of them came from, as `Config.origin`.
     """
     flags = [
         f"--{name}={values[name]}"
@@ -299,14 +313,18 @@ def saved_note(values: Mapping[str, Any], origin: Callable[[str], str | None]) -
     return [say("as the model's folder says: {settings}; flags override it", settings=", ".join(flags))]
 
 
-def _no_adapter(path: Path) -> str:
+def _not_an_adapter(path: Path) -> str:
     if path.exists():
         return say("--adapter = {word}, holds no adapter_config.json; give an adapter's folder", word=path)
     return say("--adapter = {word}, no such folder; give an adapter's{hint}", word=path, hint=near_path(path))
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a run's file that this version has."""
+    """The settings in a run's file that this version has.
+
+    Raises:
+        UserError: a setting outside of `STEP_GROUPS` has an invalid value.
+    """
     settings: dict[str, Any] = {}
     problems: list[str] = []
     saved = read_settings_file(path)
@@ -319,7 +337,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
                 raise ValueError(say("is a table; a setting takes one value"))
             settings[name] = parse(member, value)
         except ValueError as error:
-            if group not in GROUPS_OF_STEPS:
+            if group not in STEP_GROUPS:
                 text = "{path}: {name} = {value}, {problem}; correct or remove the line"
                 problems.append(say(text, path=path, name=name, value=str(value)[:60], problem=error))
     refuse(problems)

@@ -14,7 +14,7 @@ TRAIN_TIMED = {
     STEP: "step",
     SAVE: "save",
     "trainer_low_mem:evaluate": "evaluation",
-    f"{CHECKPOINTS}._rotate": "rotation",
+    f"{CHECKPOINTS}._remove_outdated": "rotation",
     "trainer_low_mem:publish": "publishing",
     "memory.cleanup:clean_all": "cleanup",
 }

@@ -1,6 +1,4 @@
-"""Advice for this machine in plain sentences, each with its fact: what was found, what it means for a run, and what to
-do.
-"""
+"""Advice of the command `doctor`: sentences that name a fact about this machine, what it means for a run, and what to do."""
 
 from __future__ import annotations
 
@@ -10,22 +8,25 @@ from typing import Any
 from common.language import join, say
 from common.units import GIB, format_size
 
-BUSY_LOAD = 1.5  # runnable processes for each core, from which speeds mean little
-LARGE_SHARE = 0.1  # of the RAM, which another program uses
-DEVICE_SHARE = 0.2  # The driver of a GPU and our own context take some of its memory.
-SLOW_DISK_RATE = 100e6  # bytes a second
-SWAP_BYTES = GIB // 4
-DISK_BYTES = 5 * GIB
-TOLERANCE = 0.05  # A predicted peak may be so much too low.
+# From these values on, a fact is worth a sentence:
+BUSY_LOAD = 1.5  # runnable processes per core
+LARGE_RAM_SHARE = 0.1  # share of the RAM that one other program uses
+# Share of a GPU's memory in use. The driver and the context of this process take some of it too.
+LARGE_DEVICE_SHARE = 0.2
+SLOW_DISK_RATE = 100e6  # bytes per second, or less
+USED_SWAP_BYTES = GIB // 4
+LOW_DISK_BYTES = 5 * GIB  # free, or less
+PEAK_TOLERANCE = 0.05  # share by which a measured peak exceeds the predicted one
 
 
 def advice_for(report: dict[str, Any]) -> list[str]:
-    """The sentences that the facts of a report call for; empty where nothing stands out.
+    """The advice that a report calls for; empty where nothing stands out.
 
     Args:
-        report: as `commands.doctor` makes it.
+        report: facts as the command `doctor` collects and prints them with --json.
     """
     machine = report["machine"]
+    model = report["model"]
     problems = [say("torch cannot be used: {problem}", problem=report["problem"])] if report["problem"] else []
     return [
         *problems,
@@ -33,11 +34,12 @@ def advice_for(report: dict[str, Any]) -> list[str]:
         *advice_on_cores(machine["system"], report["torch"]),
         *advice_on_devices(report["devices"], report["torch"]),
         *advice_on_surroundings(machine),
-        *(advice_on_model(report["model"]["planned"], report["model"]["measured"]) if report["model"] else ()),
+        *(advice_on_model(model["planned"], model["measured"]) if model else ()),
     ]
 
 
 def advice_on_memory(memory: dict[str, Any], processes: list[dict[str, Any]]) -> Iterator[str]:
+    """Limits on RAM, swap, and other processes that use much of it."""
     if memory["binding"] != "available RAM":
         yield say(
             "{limit} limits this process more than the RAM does: {size} remain for a run, and exceeding it kills the "
@@ -49,14 +51,14 @@ def advice_on_memory(memory: dict[str, Any], processes: list[dict[str, Any]]) ->
         yield say(
             "there is no swap: a process that exceeds the RAM is killed at once; --memory_budget=auto stays below it"
         )
-    if memory["swap_used_bytes"] > SWAP_BYTES:
+    if memory["swap_used_bytes"] > USED_SWAP_BYTES:
         yield say(
             "{size} of swap is in use: memory is already short, and swapping makes a run many times slower; close "
             "other programs",
             size=format_size(memory["swap_used_bytes"]),
         )
     for process in processes:
-        if process["bytes"] > LARGE_SHARE * memory["total_bytes"]:
+        if process["bytes"] > LARGE_RAM_SHARE * memory["total_bytes"]:
             yield say(
                 "{name} (process {number}) uses {size}: end it to give a run that much more",
                 name=process["name"],
@@ -66,6 +68,7 @@ def advice_on_memory(memory: dict[str, Any], processes: list[dict[str, Any]]) ->
 
 
 def advice_on_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[str]:
+    """Threads against cores, and the load of the machine."""
     cores = system["cores"]
     quota = system["core_quota"] or cores
     threads = torch.get("threads", cores)
@@ -94,8 +97,9 @@ def advice_on_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[s
 
 
 def advice_on_devices(devices: list[dict[str, Any]], torch: dict[str, Any]) -> Iterator[str]:
+    """The first device that is available, which a run uses, and the build of torch on a Mac."""
     for device in devices:
-        if device["missing"]:
+        if device["missing"]:  # The reason why it cannot be used.
             continue
         if device["compute"] == "float32":
             yield say(
@@ -104,13 +108,13 @@ def advice_on_devices(devices: list[dict[str, Any]], torch: dict[str, Any]) -> I
                 device=device["name"],
             )
         used_bytes = device["total_bytes"] - device["free_bytes"]
-        if device["is_separate_memory"] and used_bytes > DEVICE_SHARE * device["total_bytes"]:
+        if device["is_separate_memory"] and used_bytes > LARGE_DEVICE_SHARE * device["total_bytes"]:
             yield say(
                 "other processes use {size} of {device}: end them to give a run that much more",
                 size=format_size(used_bytes),
                 device=device["about"],
             )
-        break  # A run takes the first device.
+        break  # Only the first one matters: a run uses no other.
     if torch.get("mac") == "rosetta":
         yield say(
             "this Python runs under Rosetta: an arm64 Python and torch would use the GPU and be several times faster"
@@ -120,8 +124,9 @@ def advice_on_devices(devices: list[dict[str, Any]], torch: dict[str, Any]) -> I
 
 
 def advice_on_surroundings(machine: dict[str, Any]) -> Iterator[str]:
+    """The disk, and the environment variables of torch's allocator."""
     disk = machine["disk"]
-    if disk["free_bytes"] < DISK_BYTES:
+    if disk["free_bytes"] < LOW_DISK_BYTES:
         yield say(
             "{folder} has {size} free: a checkpoint takes at least the size of the model; see --output_dir",
             folder=disk["folder"],
@@ -141,15 +146,19 @@ def advice_on_surroundings(machine: dict[str, Any]) -> Iterator[str]:
 
 
 def advice_on_model(planned: list[dict[str, Any]], measured: dict[str, Any] | None) -> Iterator[str]:
-    refused = [join(" ", [say(case["kind"]), say(case["label"])]) for case in planned if case["outcome"]]
-    if refused:
-        yield say("does not fit: {cases}; `plan` says what takes less", cases=join(", ", refused))
+    """Planned runs that do not fit, and how far the measured peak of a step is from the predicted one.
+
+    An `outcome` is empty unless the case does not fit or the step failed.
+    """
+    too_large = [join(" ", [say(case["kind"]), say(case["label"])]) for case in planned if case["outcome"]]
+    if too_large:
+        yield say("does not fit: {cases}; `plan` says what takes less", cases=join(", ", too_large))
     if measured is None:
         return
     deviation = (measured["peak_bytes"] or 0) / measured["predicted_bytes"] - 1
     if measured["outcome"]:
         yield say("the step failed ({reason}); a run with these settings would fail too", reason=measured["outcome"])
-    elif deviation > TOLERANCE:
+    elif deviation > PEAK_TOLERANCE:
         yield say(
             "the prediction was {share} too low here: if memory is short, lower --memory_budget by as much",
             share=f"{deviation:.0%}",

@@ -24,14 +24,14 @@ from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, 
 
 GENERATION_FILE = GENERATION
 ANSWERS_FILE = "answers.txt"  # The list that all answers come from, one a line.
-SEARCH = ("num_beams", "length_penalty", "early_stopping")  # Only a search reads these settings.
+SEARCH_SETTINGS = ("num_beams", "length_penalty", "early_stopping")  # Only a search reads these settings.
 RANKED = "num_answers"  # An evaluation scores the best answers, this many of them.
-HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size", "split_prompts")
-# What drawing heeds, and transformers' values where none are said.
-DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+DECODING_SETTINGS = (*SEARCH_SETTINGS, "repetition_penalty", "no_repeat_ngram_size", "split_prompts")
+# What only sampling reads, with the defaults of transformers.
+SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 # Setting -> the keys that say it, of which the first that is there counts.
 _KEYS: dict[str, tuple[str, ...]] = {
-    **{name: (name,) for name in (*HEEDED, RANKED)},
+    **{name: (name,) for name in (*DECODING_SETTINGS, RANKED)},
     "max_new_tokens": ("max_new_tokens", "max_length"),
     "min_new_tokens": ("min_new_tokens", "min_length"),
 }
@@ -82,11 +82,11 @@ def _without_nulls(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in content.items() if value is not None}
 
 
-def answers_by(folder: Path, ignored: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """The settings of answers that a model's folder names; and what cannot be done by it.
+def read_answer_settings(folder: Path, ignored: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """The settings for decoding that a model's folder publishes, and the problems with those that cannot be used.
 
     Args:
-        ignored: settings that the user has named, which go before the file's.
+        ignored: names of settings that are left out.
     """
     try:
         path, published = published_generation(folder)
@@ -97,8 +97,8 @@ def answers_by(folder: Path, ignored: Collection[str] = ()) -> tuple[dict[str, A
     problems = [*check_keys(path, values, GENERATION_KEYS), *_other_tokens(path, values, config)]
     keys = _KEYS
     if values.get("do_sample") is True:
-        values = {**DRAWN, **values}
-        keys = {**_KEYS, **{name: (name,) for name in DRAWN}}
+        values = {**SAMPLING_DEFAULTS, **values}
+        keys = {**_KEYS, **{name: (name,) for name in SAMPLING_DEFAULTS}}
     settings: dict[str, Any] = {}
     for name, names in keys.items():
         key = next(filter(values.__contains__, names), None)
@@ -113,7 +113,7 @@ def answers_by(folder: Path, ignored: Collection[str] = ()) -> tuple[dict[str, A
     return settings, problems
 
 
-def remarks(folder: Path) -> list[str]:
+def unknown_keys(folder: Path) -> list[str]:
     """Keys in the files of a model's folder that nobody knows: file and names. Who reads a broken file says so."""
     lines = []
     for name, known_keys in FILES.items():
@@ -194,5 +194,7 @@ def keep_answers(folder: Path, settings: GenerateConfig, num_answers: int = 1) -
 def other_than_default(settings: GenerateConfig) -> dict[str, Any]:
     """What a model can keep of how answers are sought."""
     return {
-        name: getattr(settings, name) for name in HEEDED if getattr(settings, name) != getattr(GenerateConfig, name)
+        name: getattr(settings, name)
+        for name in DECODING_SETTINGS
+        if getattr(settings, name) != getattr(GenerateConfig, name)
     }

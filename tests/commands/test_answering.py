@@ -16,7 +16,7 @@ from commands.merge import merge
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.decoding.generation import generate
-from model.formats.answering import GENERATION_FILE, answers_by, keep_answers
+from model.formats.answering import GENERATION_FILE, keep_answers, read_answer_settings
 from settings.declared import Config, GenerateConfig
 from settings.errors import UserError
 from tests.commands.small import flags_of, write_rows
@@ -54,8 +54,8 @@ def test_what_is_kept_is_read_again_beside_the_tokens(own: Path) -> None:
     assert json.loads((own / GENERATION_FILE).read_text()) == {**before, "max_new_tokens": 7}
     keep_answers(own, SEARCH)
     assert json.loads((own / GENERATION_FILE).read_text()) == {**before, **KEPT, "max_new_tokens": 128}
-    assert answers_by(own) == ({**KEPT, "max_new_tokens": 128}, [])
-    assert answers_by(own / "nowhere") == ({}, [])
+    assert read_answer_settings(own) == ({**KEPT, "max_new_tokens": 128}, [])
+    assert read_answer_settings(own / "nowhere") == ({}, [])
 
 
 # What transformers answers to a question by `SEARCH`.
@@ -113,7 +113,7 @@ DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 )
 def test_published_files(tmp_path: Path, content: dict[str, Any], expected: dict[str, Any]) -> None:
     (tmp_path / GENERATION_FILE).write_text(json.dumps(content))
-    assert answers_by(tmp_path) == (expected, [])
+    assert read_answer_settings(tmp_path) == (expected, [])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_run_keeps_the_longest_answer_of_its_rows(own: Path, tmp_path: Path) -
     files = {"finetune_from": own, "train_file": pairs, "validation_file": pairs, **folders}
     run = {"is_finetune": True, "max_steps": 1, "run_name": "r", "max_target_len": 256, "num_threads": 1}
     LowMemTrainer(flags_of("train", **{**small, **files, **run})).train()
-    assert answers_by(tmp_path / "output_dir" / "r")[0]["max_new_tokens"] == 151
+    assert read_answer_settings(tmp_path / "output_dir" / "r")[0]["max_new_tokens"] == 151
 
 
 def test_an_adapter_goes_before_its_base_also_merged(own: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_an_adapter_goes_before_its_base_also_merged(own: Path, tmp_path: Path) 
     published = json.loads((own / GENERATION_FILE).read_text())
     (own / GENERATION_FILE).write_text(json.dumps({**published, "eos_token_id": [1, 9]}))
     merge(flags_of("merge", model=own, adapter=adapter, output=tmp_path / "merged"))
-    settings, problems = answers_by(tmp_path / "merged")
+    settings, problems = read_answer_settings(tmp_path / "merged")
     assert settings == {**KEPT, "num_beams": 2, "max_new_tokens": 128}
     assert "eos_token_id = [1, 9], an answer has one end token" in problems[0]
 

@@ -1,8 +1,8 @@
-"""The checkpoints of a run: whole folders, of which the newest and the best are kept.
+"""The checkpoints of a run: one complete folder each, of which the newest and the best are kept.
 
-A checkpoint comes to be by one rename (`storage.atomic_folder`). Its `checksums.json` has the sum of every file, and
-which checkpoint was the best when it was written, so the latest and the best are read from the folders themselves; the
-links `latest` and `best` are for people and scripts.
+A checkpoint is written to a temporary folder that is renamed when it is complete (`storage.atomic_folder`). Its
+`checksums.json` has the checksum of every file and the step of the best checkpoint so far. The latest and the best are
+therefore known from the folders alone; the links `latest` and `best` are for people and scripts.
 
     <output_dir>/<run_name>/run.json          see `training/checkpoints/runs.py`
     <output_dir>/<run_name>/checkpoints/step_00000050/   a whole model folder, and state/ for resuming
@@ -24,7 +24,7 @@ from common.storage import REPLACED, TEMPORARY, atomic_file, atomic_folder, clea
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
 from settings.errors import UserError, reason_of
 
-DAMAGED = "damaged-"
+DAMAGED = "damaged-"  # The prefix of a damaged checkpoint's new name.
 MEAN = f"{TEMPORARY}mean"  # The mean of the last checkpoints, while it is evaluated (`training.averaging`).
 BEST_STEP = "best_step"  # The key in checksums.json for the step of the best checkpoint when this one was written.
 _STEP = re.compile(r"step_(\d{8,18})")
@@ -35,7 +35,7 @@ class Checkpoints:
 
     Args:
         run_dir: the run's folder.
-        keep_latest: how many are kept beside the best one, 1 or more.
+        keep_latest: how many of the newest are kept besides the best one, 1 or more.
     """
 
     def __init__(self, run_dir: str | Path, keep_latest: int) -> None:
@@ -47,18 +47,19 @@ class Checkpoints:
         """Write the checkpoint of one step, then remove those that are too old.
 
         Args:
-            step: the steps done.
-            write: fills the empty folder it is given.
-            is_best: whether this one is the best of all so far.
+            step: the number of steps done.
+            write: writes the checkpoint's files into the empty folder that it gets.
+            is_best: whether this is the best checkpoint so far.
         Returns:
             the checkpoint's folder.
         Raises:
-            UserError: the disk is full or cannot be written; the checkpoints before this one are whole.
+            UserError: the disk is full or cannot be written; earlier checkpoints are unharmed.
         """
         run_dir = self.folder.parent
         final = self.folder / name_of(step)
         try:
-            if self._had_run_dir and not run_dir.is_dir():  # A new folder would lie below the mount point.
+            # Not created again: where a disk is no longer mounted, it would fill the disk below the mount point.
+            if self._had_run_dir and not run_dir.is_dir():
                 problem = say("{parent} is gone, as with a disk that is no longer mounted", parent=run_dir)
                 raise OSError(errno.ENOENT, problem)
             self.clear_leftovers()
@@ -66,13 +67,13 @@ class Checkpoints:
                 write(temporary)
                 best = final if is_best else self.named_best()
                 seal(temporary, **{BEST_STEP: None if best is None else step_of(best)})
-            self._point()
+            self._update_links()
         except OSError as error:
             last = self.latest()
-            saved: str = say("there is no earlier checkpoint")
+            earlier: str = say("there is no earlier checkpoint")
             resume: str = ""
             if last is not None:
-                saved = say("the checkpoint of step {step_of} is whole", step_of=step_of(last))
+                earlier = say("the checkpoint of step {step_of} is whole", step_of=step_of(last))
                 text = "; --is_keep_training=True --run_name={quote} continues from there"
                 resume = say(text, quote=shlex.quote(run_dir.name))
             raise UserError(
@@ -81,33 +82,34 @@ class Checkpoints:
                 parent=run_dir.parent,
                 step=step,
                 reason=reason_of(error),
-                kept=saved,
+                kept=earlier,
                 resume=resume,
             ) from error
-        self._rotate()
+        self._remove_outdated()
         return final
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that has all its files, in full length; None before the first."""
+        """The newest checkpoint with no file missing or cut short; None if there is none."""
         return next(self._complete(), None)
 
     def last(self, count: int) -> list[Path]:
-        """The last checkpoints, oldest first: so many, or as many as are kept, of which every byte is as it was
-        written.
-        """
-        return [path for path in self._all()[: min(count, self.keep_latest)][::-1] if not self._damages(path)]
+        """Those of the newest `count` checkpoints whose checksums are right, oldest first; at most `keep_latest`."""
+        newest = self._all()[: min(count, self.keep_latest)]
+        return [path for path in reversed(newest) if not self._damages(path)]
 
     def best(self) -> Path | None:
-        """The checkpoint with the best evaluation, if it has all its files; None before the first evaluation."""
+        """The checkpoint with the best evaluation, with no file missing or cut short; None if there is none."""
         best = self.named_best()
         return None if best is None or self._damages(best, deep=False) else best
 
     def named_best(self) -> Path | None:
-        """The checkpoint with the best evaluation as the newest one knows it, whatever has become of its files
-        since.
+        """The path of the checkpoint that the newest one names as the best; it may be damaged or missing by now.
+
+        None before the first evaluation.
         """
+        # A complete checkpoint knows it best. If none is, any whose checksums can be read will do.
         for path in [*self._complete(), *self._all()]:
-            with suppress(UserError):  # Its sums may be damaged as well.
+            with suppress(UserError):  # The file of checksums may be damaged as well.
                 sums = read_sums(path)
                 if sums is not None:
                     step: Any = sums.get(BEST_STEP)
@@ -116,13 +118,14 @@ class Checkpoints:
         return None
 
     def intact(self) -> tuple[Path | None, list[str]]:
-        """The newest checkpoint of which every byte is as it was written, to continue from; newer ones are set aside.
+        """The newest checkpoint whose checksums are right, to resume from. Newer ones are renamed to damaged-*.
 
         Returns:
-            it, and a warning for each that is damaged.
+            the checkpoint, or None if there are none; and a warning for each damaged one.
         Raises:
-            UserError: there are checkpoints, and all of them are damaged. OSError: the folder cannot be written.
-        Time: one reading of the checkpoint.
+            UserError: there are checkpoints, and all of them are damaged.
+            OSError: the folder cannot be written.
+        Time: that of reading the checkpoint once.
         """
         self.clear_leftovers()
         damaged: dict[Path, str] = {}
@@ -132,12 +135,12 @@ class Checkpoints:
                 damaged[path] = join("; ", problems)
                 continue
             for newer in damaged:
-                aside = newer.with_name(f"{DAMAGED}{newer.name}")
-                with suppress(OSError):  # Its sums keep it from being used as well.
-                    remove(aside)
-                    rename(newer, aside)
+                new_path = newer.with_name(f"{DAMAGED}{newer.name}")
+                with suppress(OSError):  # Under its old name it is not used either: its checksums are wrong.
+                    remove(new_path)
+                    rename(newer, new_path)
             if damaged:
-                self._point()
+                self._update_links()
             text = "{wrong}: continuing from step {step_of}"
             return path, [say(text, wrong=wrong, step_of=step_of(path)) for wrong in damaged.values()]
         if not damaged:
@@ -149,18 +152,16 @@ class Checkpoints:
         )
 
     def clear_leftovers(self) -> None:
-        """Remove what a killed process has left half written; raises OSError."""
-        for sign in (REPLACED, TEMPORARY):
-            for path in self.folder.glob(f"{sign}*"):
-                clear_leftovers(self.folder / path.name.removeprefix(sign))
+        """Remove unfinished files and folders of a process that was killed; raises OSError."""
+        for prefix in (REPLACED, TEMPORARY):
+            for path in self.folder.glob(f"{prefix}*"):
+                clear_leftovers(self.folder / path.name.removeprefix(prefix))
 
     def finish_last_save(self) -> None:
-        """Do what a process that was killed after its last save has left undone: links, and removing old ones; raises
-        OSError.
-        """
+        """Update the links and remove old checkpoints, if a process was killed before it could; raises OSError."""
         if self._all():
-            self._point()
-            self._rotate()
+            self._update_links()
+            self._remove_outdated()
 
     def _all(self) -> list[Path]:
         """All checkpoints, newest first."""
@@ -168,18 +169,18 @@ class Checkpoints:
         return sorted(paths, key=step_of, reverse=True)
 
     def _complete(self) -> Iterator[Path]:
-        """Checkpoints that have all their files, in full length, newest first."""
+        """Checkpoints with no file missing or cut short, newest first."""
         return (path for path in self._all() if not self._damages(path, deep=False))
 
     def _damages(self, path: Path, deep: bool = True) -> list[str]:
-        """What is wrong with a checkpoint. Without its sums, which are written last, it is half a copy."""
+        """What is wrong with a checkpoint; `deep` compares checksums too, else only the lengths of files."""
         sums = path / CHECKSUMS_FILE
-        if not sums.is_file():
+        if not sums.is_file():  # They are written last, so this is an incomplete copy.
             return [say("{sums} is missing: not all of the checkpoint is there", sums=sums)]
         return damages(path, deep)
 
-    def _point(self) -> None:
-        """Let the links name what is the latest and the best."""
+    def _update_links(self) -> None:
+        """Point the links `latest` and `best` to these checkpoints."""
         for name, target in (("latest", self.latest()), ("best", self.best())):
             if target is None:
                 (self.folder / name).unlink(missing_ok=True)
@@ -188,29 +189,30 @@ class Checkpoints:
                 try:
                     pointer.symlink_to(target.name, target_is_directory=True)
                 except (OSError, NotImplementedError):
-                    # Windows without the right to make links has none, nor have FAT and some network drives.
+                    # Links are impossible on FAT, some network drives, and Windows without the right to make them.
                     pointer.write_text(f"{target.name}\n", encoding="utf8")
 
-    def _rotate(self) -> None:
+    def _remove_outdated(self) -> None:
+        """Remove all but the newest and the best, and damaged ones whose steps have been done again."""
         best = self.named_best()
-        newest = self._all()
-        outdated = [path for path in newest[self.keep_latest :] if path != best]
+        checkpoints = self._all()
+        outdated = [path for path in checkpoints[self.keep_latest :] if path != best]
         for path in self.folder.glob(f"{DAMAGED}step_*"):
-            name = _STEP.fullmatch(path.name.removeprefix(DAMAGED))
-            if name and int(name.group(1)) <= step_of(newest[0]):
-                outdated.append(path)  # Its step has been done again.
+            match = _STEP.fullmatch(path.name.removeprefix(DAMAGED))
+            if match and int(match.group(1)) <= step_of(checkpoints[0]):
+                outdated.append(path)
         for path in outdated:
-            with suppress(OSError):  # The next save tries again.
+            with suppress(OSError):  # It is tried again after the next save.
                 remove(path)
 
 
 def name_of(step: int) -> str:
-    """The folder's name of a step's checkpoint."""
+    """The name of the folder for the checkpoint of a step."""
     return f"step_{step:08d}"
 
 
 def step_of(checkpoint: Path) -> int:
-    """The number of steps after a checkpoint, read from its name."""
+    """The step of a checkpoint, from the name of its folder."""
     match = _STEP.fullmatch(checkpoint.name)
     assert match is not None, f"{checkpoint} is not a checkpoint"
     return int(match.group(1))

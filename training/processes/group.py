@@ -60,8 +60,8 @@ class Group:
     def __enter__(self) -> Group:
         return self
 
-    def resumes_by(self, command: str) -> None:
-        """Note how the run is continued, for whoever has to say that a process is gone."""
+    def set_resume_command(self, command: str) -> None:
+        """Set the command that resumes the run, for the message that a process is gone."""
         self._resume_command = command
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

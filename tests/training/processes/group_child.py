@@ -19,7 +19,7 @@ def act(words: list[str]) -> int:
     """Rank 1 does the deed; the others wait for it, as they would in a step."""
     (deed,) = words
     with Group(Accelerator(cpu=True)) as group:
-        group.resumes_by("train --is_keep_training=True --run_name=ours")
+        group.set_resume_command("train --is_keep_training=True --run_name=ours")
         check(group)
         if group.rank == 1 and deed == "refuse":
             raise UserError("--train_file = x, is torn on this machine")
