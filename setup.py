@@ -43,7 +43,7 @@ class BuildPackage(build_py):
         return target, is_copied
 
 
-with tempfile.TemporaryDirectory() as folder:  # what an earlier build has left would be packed too
+with tempfile.TemporaryDirectory() as folder:  # A folder that an earlier build has left would be packed too.
     setup(
         packages=[PACKAGE],
         cmdclass={"build_py": BuildPackage},

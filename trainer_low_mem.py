@@ -18,8 +18,8 @@ from typing import NamedTuple
 from data.prepare.preview import table_of_shards
 from devices.environment import PRODUCT_CACHES, prepare_environment
 
-# These variables must be set before torch is imported, as accelerate does below. A command line has set them already; for
-# a notebook they are set here, which is too late if it has imported torch.
+# These variables must be set before torch is imported, as accelerate does below. A command line has set them already;
+# for a notebook they are set here, which is too late if it has imported torch.
 IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and "torch" in sys.modules
 
 from accelerate import Accelerator, InitProcessGroupKwargs
@@ -71,7 +71,7 @@ from training.setup.resolved import ResolvedRun
 from training.setup.stages import PreparedRun, prepare_run, set_up
 
 __all__ = ["LowMemTrainer", "plot"]
-SHOWN_ROWS = 2  # So many training examples are shown when a run begins.
+SHOWN_ROWS = 2  # Training examples that are shown when a run begins.
 # Whether LowMemDataset reopens its files for every read: True, False or "auto" (below 13 GB available). Edit it here,
 # as the guides say (`settings/edits.py` reads it); the flag --ultra_low_mem stands over it.
 use_ultra_low_mem = "auto"
@@ -134,7 +134,7 @@ class LowMemTrainer:
         config = self.config
         speak(config.run.language)
         refuse([*foreign_engines(), *launch_problems()])
-        tune_malloc("small")  # Until the plan chooses.
+        tune_malloc("small")  # The plan chooses later.
         # A run that was prepared may be a resumed one: its device and trackers are those that it had saved.
         run_config = config.run if self.run is None else self.run.data.config.run
         device = devices.pick(run_config.device, local_rank(), local_processes())

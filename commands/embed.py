@@ -33,7 +33,7 @@ PART_ROWS = 256
 PART_TEXT_BYTES = 1 * MIB
 MAX_ID_LENGTH = 256  # in characters
 DIGEST_LENGTH = 32  # hexadecimal digits
-SAMPLED_TEXTS = 16  # So many texts are checked for unknown tokens.
+SAMPLED_TEXTS = 16  # Texts that are checked for unknown tokens.
 
 
 @holding_output

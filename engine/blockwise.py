@@ -464,7 +464,7 @@ class CheckpointedBlock:
             root = _backward_root(self._run(graph_only=True), self._output_gradient)
             self.heap.trim_excess(before)
         self._output_gradient.append(grad)
-        del grad  # So that it is freed as soon as backward has used it.
+        del grad  # It is freed as soon as backward has used it.
         with adding_in_place():
             root.backward()
         assert self.leaf is not None

@@ -45,7 +45,7 @@ DRIFT_SHARE = 0.25
 UNTRIMMED_SHARE = 0.85
 LESS_AFTER_ERROR = 0.3  # After an out-of-memory error the next plan must take this share less of temporary memory.
 GROWTH_STEPS = 96  # A leak is looked for in so many last steps,
-GROWTH_PARTS = 4  # which are divided into so many parts.
+GROWTH_PARTS = 4  # These steps are divided into so many parts.
 LEAST_GROWTH = 0.005  # Growth from part to part by less than this share of the budget is noise.
 FORESIGHT = 200  # A leak makes the plan smaller if it would reach the budget within so many steps.
 ADVICE = "a larger --memory_budget, a smaller --max_seq_len or a smaller --model_preset"
@@ -138,7 +138,7 @@ class MemoryController:
         self._last_check = clock()
         self._next_cleanup = self._last_check
         self._available_bytes = budget.available_bytes  # At the last check.
-        self._last_fall_bytes = 0  # By how much available memory fell between the last two checks.
+        self._last_fall_bytes = 0  # Available memory fell by this between the last two checks.
 
     @property
     def allowed_bytes(self) -> int:

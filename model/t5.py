@@ -4,7 +4,7 @@ An encoder-only model has no decoder and no head over the vocabulary; it may hav
 
 A block maps tokens (N, D) to tokens (N, D) and keeps no state. What else it needs (layout of the rows, position bias,
 dropout, encoder output) comes as arguments, so the engine can run any block alone, forward or recomputed for backward.
-`T5.forward` runs all blocks under plain autograd: for notebooks, and as the reference that the engine is tested against.
+`T5.forward` runs all blocks under plain autograd: for notebooks, and as the reference of the tests of the engine.
 
 Shapes: B rows, S source tokens of a row, T target tokens of a row, N tokens of all rows, D d_model, H heads, K d_kv,
 L labels, V vocabulary. Source: Raffel et al. 2020 (arXiv 1910.10683); T5 1.1: Shazeer 2020; UMT5: Chung et al. 2023.

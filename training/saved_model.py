@@ -1,12 +1,12 @@
 """`SavedModel.read(folder)`: what is known of a trained model from its folder, without importing torch.
 
-The folder may be a run, one of its checkpoints, a folder in Hugging Face's format, or an adapter with its base elsewhere.
-An adapted model has the shape of the base, with the head of the adapter if one was trained with it. For everything else
-the adapter's folder comes first, and the base fills in what it lacks.
+The folder may be a run, one of its checkpoints, a folder in Hugging Face's format, or an adapter with its base
+elsewhere. An adapted model has the shape of the base, with the head of the adapter if one was trained with it. For
+everything else the adapter's folder comes first, and the base fills in what it lacks.
 
-Shape and label names are fixed: other values from the user are refused (`shape_conflicts`). Answer settings, the form of
-the adapter, and the lengths and columns of the training rows are defaults: `Config.with_saved` uses them where the user
-chose nothing, and `saved_note` lists them.
+Shape and label names are fixed: other values from the user are refused (`shape_conflicts`). Answer settings, the form
+of the adapter, and the lengths and columns of the training rows are defaults: `Config.with_saved` uses them where the
+user chose nothing, and `saved_note` lists them.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class SavedModel:
 
     @property
     def answer_list(self) -> Path | None:
-        """The file that lists the only possible answers, the adapter's before the base's; None: any text is possible."""
+        """The file with the only possible answers, the adapter's before the base's; None: any text is possible."""
         return answer_list_of(*reversed(self.layers))
 
     @property

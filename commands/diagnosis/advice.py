@@ -1,4 +1,4 @@
-"""Advice of the command `doctor`: sentences that name a fact about this machine, what it means for a run, and what to do."""
+"""Advice of `doctor`: sentences that name a fact about this machine, what it means for a run, and what to do."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class JsonArray(JsonLines):
                 number += 1
                 yield number, value
             text = text[position:]
-            if is_closed and text.strip(BLANKS):  # as where two files were concatenated
+            if is_closed and text.strip(BLANKS):  # Two files were concatenated.
                 raise UserError(
                     "{file}: unexpected content after the array, which ends with row {number}; write one array, or "
                     "one object per line",

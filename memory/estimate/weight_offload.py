@@ -27,7 +27,7 @@ def is_offloaded(block: int, num_blocks: int, offloaded_blocks: int) -> bool:
 def offloaded_block_counts(work: Workload, choice: ExecutionPlan) -> dict[Stack, int]:
     """How many blocks of each stack are offloaded; stacks without offloaded blocks are left out."""
     total = work.model.num_layers + work.model.num_decoder_layers
-    encoder = work.model.num_layers * choice.offloaded_blocks // total  # As `is_offloaded` spreads them.
+    encoder = work.model.num_layers * choice.offloaded_blocks // total  # `is_offloaded` spreads them so.
     counts: dict[Stack, int] = {ENCODER: encoder, DECODER: choice.offloaded_blocks - encoder}
     return {stack: count for stack, count in counts.items() if count}
 
