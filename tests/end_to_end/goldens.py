@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from tests.end_to_end.running import Place
 from tests.end_to_end.world import RUNS, World
@@ -34,17 +33,15 @@ def losses(world: World) -> dict[str, float]:
     return {name: world.place.losses(name)[STEP] for name in COMPARED}
 
 
-def plans(place: Place) -> dict[str, Any]:
-    """Flags -> the peak that is planned, in MiB, and the rows of a step."""
-    figures = {}
-    for flags in PLANS:
-        plan = json.loads(place.do("plan", *flags.split(), "--json=True").stdout)["plan"]
-        figures[flags] = {"peak_mib": plan["peak_bytes"] >> 20, "rows": plan["effective_batch_size"]}
-    return figures
+def figures_of_plan(place: Place, flags: str) -> dict[str, int]:
+    """The peak that is planned, in MiB, and the rows of a step."""
+    plan = json.loads(place.do("plan", *flags.split(), "--json=True").stdout)["plan"]
+    return {"peak_mib": plan["peak_bytes"] >> 20, "rows": plan["effective_batch_size"]}
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         world = World.open(Path(made))
-        recorded = {"losses": losses(world), "plans": plans(world.place)}
+        plans = {flags: figures_of_plan(world.place, flags) for flags in PLANS}
+        recorded = {"losses": losses(world), "plans": plans}
     FILE.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf8")
