@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests import sources
+from tests.sources import ROOT
+
 # each layer may import those before it; what shares a layer does not know its neighbours
 LAYERS: tuple[set[str], ...] = (
     {"ground"},
@@ -45,16 +47,15 @@ LIBRARIES: dict[str, set[str]] = {
     "uvicorn": {"common.web"},
 }
 BACKENDS = re.compile(r"torch\.(cuda|mps|xpu|backends\.(cuda|mps|cudnn))(\.|$)")
-NOT_OURS = {"tests", "docs", "benchmarks"}
-SOURCES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
-        path.read_text(encoding="utf8")
-    )
-    for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("[!.]*/**/*.py")])
-    if not NOT_OURS & set(path.relative_to(ROOT).parts) and "cache" not in path.parts
-}
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
-FOLDERS = {module.split(".")[0] for module in SOURCES if "." in module}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """The program's modules by name, each as its syntax tree."""
+    return {
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__"): tree for path, tree in sources.trees().items()
+    }
 
 
 def part_of(module: str) -> str:
@@ -62,7 +63,7 @@ def part_of(module: str) -> str:
     names = [".".join(module.split(".")[:length]) for length in (3, 2, 1)]
     known = [name for name in names if name in LAYER]
     top = names[-1]
-    ours = top in SOURCES and top not in FOLDERS
+    ours = top in modules() and not any(name.startswith(f"{top}.") for name in modules())
     return known[0] if known else "ground" if ours or top in GROUND_FOLDERS else top
 
 
@@ -75,13 +76,13 @@ def imports_of(tree: ast.AST, run: bool = False) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             full = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name in SOURCES else str(node.module) for name in full)
+            yield from (name if name in modules() else str(node.module) for name in full)
         else:
             yield from imports_of(node, run)
 
 
 def test_imports_go_one_way() -> None:
-    for module, tree in SOURCES.items():
+    for module, tree in modules().items():
         part = part_of(module)
         assert part in LAYER, f"{part} has no place in the order of imports"
         for imported in imports_of(tree):
@@ -94,8 +95,8 @@ def test_imports_go_one_way() -> None:
 def test_no_import_goes_round_in_a_circle() -> None:
     """An import for types alone is none, as nothing runs then."""
     left = {
-        module: {other for other in imports_of(tree, run=True) if other in SOURCES and other != module}
-        for module, tree in SOURCES.items()
+        module: {other for other in imports_of(tree, run=True) if other in modules() and other != module}
+        for module, tree in modules().items()
     }
     while free := [module for module, others in left.items() if not others & left.keys()]:
         for module in free:
@@ -104,14 +105,14 @@ def test_no_import_goes_round_in_a_circle() -> None:
 
 
 def test_libraries_are_imported_where_they_are_paid_for() -> None:
-    for module, tree in SOURCES.items():
+    for module, tree in modules().items():
         for imported in imports_of(tree):
             allowed = LIBRARIES.get(imported.split(".")[0])
             assert allowed is None or {part_of(module), module} & allowed, f"{module} imports {imported}"
 
 
 def test_only_devices_names_a_backend() -> None:
-    for module, tree in SOURCES.items():
+    for module, tree in modules().items():
         if part_of(module) != "devices":
             attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
             used = [ast.unparse(node) for node in attributes if node.attr in ("cuda", "mps", "xpu", "cudnn")]
@@ -123,8 +124,8 @@ def test_requirements_name_what_is_imported() -> None:
     lines = [line for file in ("", "-board") for line in (ROOT / f"requirements{file}.txt").read_text().splitlines()]
     wanted = {line.split("#")[0].strip() for line in lines} - {""}
     names = {re.split(r"[<>=!~;\[ ]", line)[0].lower() for line in wanted if not line.startswith("-r ")}
-    modules = {imported.split(".")[0] for tree in SOURCES.values() for imported in imports_of(tree)}
-    unused = {name for name in names if {"pyyaml": "yaml"}.get(name, name.replace("-", "_")) not in modules}
+    imported_tops = {imported.split(".")[0] for tree in modules().values() for imported in imports_of(tree)}
+    unused = {name for name in names if {"pyyaml": "yaml"}.get(name, name.replace("-", "_")) not in imported_tops}
     assert not unused, f"required and not imported: {unused}"
     pinned = (ROOT / "constraints.txt").read_text()
     for name in names:

@@ -21,17 +21,9 @@ from settings.errors import UserError
 from settings.fields import counted
 from settings.help import ABOUT, COMMAND_GROUPS, SHORT
 from settings.precedence import aliases
+from tests import sources
 from training.report.log_files import plain
 from training.report.summary import PHASES
-
-ROOT = FOLDER.parent
-SKIPPED = {"tests", "benchmarks", "docs"}
-SOURCES = [
-    path
-    for path in ROOT.rglob("*.py")
-    if not {part for part in path.relative_to(ROOT).parts if part in SKIPPED or part.startswith(".")}
-]
-
 
 # what makes a message of its sentence
 MAKING = {"say", "Rule", "UserError", "DoesNotFit", "OverBudget", "RankFailed", "refuse", "Outside", "TalkFailed"}
@@ -40,7 +32,7 @@ MAKING = {"say", "Rule", "UserError", "DoesNotFit", "OverBudget", "RankFailed", 
 @cache
 def nodes() -> list[ast.AST]:
     """Calls and constants of all sources."""
-    trees = (ast.parse(path.read_text(encoding="utf8")) for path in SOURCES)
+    trees = sources.trees().values()
     return [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.Constant))]
 
 
@@ -62,8 +54,8 @@ def sentences(call: ast.Call) -> Iterator[str]:
 def held() -> set[str]:
     """Sentences that a variable holds until they are said."""
     found = set[str]()
-    for path in SOURCES:
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+    for tree in sources.trees().values():
+        for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef):
                 parts = list(ast.walk(function))
                 said = [
