@@ -24,16 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.page import ROOT
+from benchmarks.parts.children import TINY_BLOCKS
 from benchmarks.parts.rows import read_rows
 
 STEPS, LOST_AT, PORT = 60, 15, 29400
 TINY = (
-    "--d_model=32",
-    "--d_kv=16",
-    "--d_ff=64",
-    "--num_heads=2",
-    "--num_layers=1",
-    "--num_decoder_layers=2",
+    *TINY_BLOCKS,
     "--vocab_size=512",
     "--max_seq_len=64",
     f"--max_steps={STEPS}",

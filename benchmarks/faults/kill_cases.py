@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.faults import warm
 from benchmarks.faults.disk_faults import Fault
+from benchmarks.parts.children import TINY_BLOCKS
 from benchmarks.parts.rows import read_rows, write_rows
 from model.formats.checksums import damages
 from training.checkpoints.folder import Checkpoints, step_of
@@ -25,15 +26,7 @@ from training.report.run_files import METRICS_FILE, EventReader
 
 STEPS, SAVE_STEPS, RUN = 8, 3, "r"
 KEEP, KEEP_ALL = "--keep_latest_n_ckp=1", "--keep_latest_n_ckp=99"
-SHAPE = (
-    "--d_model=32",
-    "--d_kv=16",
-    "--d_ff=64",
-    "--num_heads=2",
-    "--num_layers=1",
-    "--num_decoder_layers=2",
-    "--vocab_size=1056",
-)
+SHAPE = (*TINY_BLOCKS, "--vocab_size=1056")
 WORK = (
     "--max_seq_len=64",
     f"--max_steps={STEPS}",
