@@ -112,7 +112,7 @@ def _refuse_text_settings(config: Config, head: str) -> None:
     if task is None:
         names += PROMPT_SETTINGS
     for name in names:
-        if config.typed(name) and config.is_chosen(name) and values[name] is not None:
+        if config.is_on_command_line(name) and config.is_changed(name) and values[name] is not None:
             text = "--{name} = {value}, is for models that write text; omit it"
             problems.append(say(text, name=name, value=values[name]))
     refuse(problems)

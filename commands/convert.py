@@ -94,7 +94,7 @@ def convert(config: Config) -> Conversion | None:
         return None
     refuse_damaged(source, "model")
     shape = None
-    if config.typed("head"):  # A head edited in `config.py` is one to train.
+    if config.is_on_command_line("head"):  # A head edited in `config.py` is one to train.
         if config.model.head != "none":
             raise UserError(
                 "--head = {head}, is not in the source; allowed: none, which takes the encoder; train makes a head",
@@ -102,7 +102,7 @@ def convert(config: Config) -> Conversion | None:
             )
         path = source / CONFIG_FILE
         published = shape_from(path, read_json(path), TensorFolder(source, config.convert.allow_pickle))
-        shape = with_head(published, config.model, config.given)
+        shape = with_head(published, config.model, config.is_set)
     with new_folder(config.answer.output, config.run.overwrite, source) as partial:
         dtype, difference = _write_weights(config.convert, shape, source, partial)
         tokenizer = copy_companions(SavedModel.read(source), partial)

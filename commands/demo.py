@@ -58,7 +58,7 @@ def demo(config: Config) -> None:
     """
     began = time.monotonic()
     screen = Progress(1)
-    passed_on = {name: value for name, value in config.as_dict().items() if name in PASSED_ON and config.given(name)}
+    passed_on = {name: value for name, value in config.as_dict().items() if name in PASSED_ON and config.is_set(name)}
     dates = build_sample_dates(config.data.cache_dir)
     first = Path(config.run.output_dir) / new_run_name("pretrain")
     second = Path(config.run.output_dir) / new_run_name("finetune")

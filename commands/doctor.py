@@ -48,7 +48,7 @@ def doctor(config: Config) -> None:
         UserError: the model or the device that was named does not exist.
     """
     name = config.model_preset
-    has_model = config.typed("model_preset")
+    has_model = config.is_on_command_line("model_preset")
     if config.checkpoint.model != AUTO:
         name = config.checkpoint.model
         has_model = True
@@ -108,7 +108,7 @@ def plan_cases(config: Config, machine: Machine) -> list[tuple[Case, RunSpec | N
     Where a case does not fit, it has no plan, and its `outcome` says which budget would do.
     """
     single_row = {"effective_batch_size": 1, "batch_size_per_gpu": 1, "gradient_accumulation_steps": AUTO}
-    optimizer = config.train.optimizer if config.given("optimizer") else "adamw"  # A run takes it for adapters.
+    optimizer = config.train.optimizer if config.is_set("optimizer") else "adamw"  # A run takes it for adapters.
     shortest, longest = LENGTHS
     lengths = {min(max(int(config.data.max_seq_len * factor), shortest), longest) for factor in LENGTH_FACTORS}
     variations: list[tuple[str, int | str, dict[str, Any]]] = [

@@ -81,7 +81,7 @@ def evaluate(config: Config) -> Evaluation:
     config, prepared, loader = evaluation_rows(config, answering.model)
     task = task_named(prepared.objective)
     rows = config.train.eval_rows
-    if config.given("validation_file") and not config.given("eval_rows"):
+    if config.is_set("validation_file") and not config.is_set("eval_rows"):
         rows = loader.num_rows
     answered = min(rows, task.answered_rows)
     if config.metrics.eval_generate_rows != AUTO:
@@ -212,7 +212,7 @@ def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared
     Raises:
         UserError: the data are not usable. DoesNotFit: the budget does not hold the child that prepares them.
     """
-    if config.given("validation_file") and config.data.validation_file is None:
+    if config.is_set("validation_file") and config.data.validation_file is None:
         raise UserError("--validation_file = none, is not a file; give one, or omit the flag")
     settings = settings_by_name()
     saved = {
@@ -222,7 +222,7 @@ def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared
     }
     if command_of(saved.get("objective")) == "dpo":
         saved["objective"] = "pairs"
-        if not config.given("validation_file"):
+        if not config.is_set("validation_file"):
             saved["response_column"] = saved.get("chosen_column", config.data.chosen_column)
     head = MODEL_HEADS[model.shape.head]
     if head.has_labels:

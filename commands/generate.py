@@ -83,7 +83,9 @@ def answer_work(config: Config) -> AnswerWork:
     """
     answering = find_answering(config, "generate")
     if MODEL_HEADS[answering.model.shape.head].writes_text:
-        if config.typed("prepare_text") and config.is_chosen("prepare_text"):  # A file may be that of the training too.
+        if config.is_on_command_line("prepare_text") and config.is_changed(
+            "prepare_text"
+        ):  # A file may be that of the training too.
             text = "--{name} = {value}, has no effect on this run"
             note(say(text, name="prepare_text", value=config.data.prepare_text))
         return WrittenAnswers(answering, [answering.config.data, config.data])

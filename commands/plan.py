@@ -122,7 +122,7 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         start = find_base(requested, run_dir, resumed_dir, reads_weights=False)
     except UserError as error:
         names_base = config.train.is_finetune or config.train.finetune_from not in (AUTO, None)
-        is_shape_known = config.task.needs_base or (names_base and config.given("model_preset"))
+        is_shape_known = config.task.needs_base or (names_base and config.is_set("model_preset"))
         if resumed_dir or not is_shape_known:
             raise
         reason = error.problems[0].splitlines()[0]
@@ -137,7 +137,7 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         return config, [say("{run} continues after step {step}", run=run_dir.name, step=steps_done)], steps_done
     if start.folder is not None:
         return config, start.reasons or [say("starting from {model}", model=start.folder)], 0
-    if config.data.train_file is not None and not (config.given("vocab_size") or config.task.writes_text):
+    if config.data.train_file is not None and not (config.is_set("vocab_size") or config.task.writes_text):
         with suppress(UserError, NotMade):  # RunRows.find says what is wrong.
             tokens = look(config, count_tokens, config)
             if tokens:

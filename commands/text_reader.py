@@ -40,7 +40,7 @@ def text_columns(answering: Answering) -> list[DataConfig]:
     """
     data = answering.config.data
     names = [data.text_column]
-    if not answering.config.given("text_column"):
+    if not answering.config.is_set("text_column"):
         names += [*answering.model.settings_of("prompt_column").values(), DataConfig().text_column]
     return [replace(data, text_column=name, prompt_column=name) for name in dict.fromkeys(names)]
 

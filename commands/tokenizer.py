@@ -100,7 +100,7 @@ def tokenizer(config: Config) -> None:
             for name, measured in look(config, tokenizer_quality, config.data, data, trained).items()
         )
         values = {name: public(str(value)) for name, value in config.as_dict().items() if name in OF_ROWS}
-        words = [f"--{name}={shlex.quote(value)}" for name, value in values.items() if config.typed(name)]
+        words = [f"--{name}={shlex.quote(value)}" for name, value in values.items() if config.is_on_command_line(name)]
         words.append(f"--tokenizer_dir={shlex.quote(str(folder))}")
         rows.append((say("next"), f"{program()} train {' '.join(words)}"))
         show.table(say("{kind} tokenizer", kind=kind), rows)

@@ -51,7 +51,7 @@ def serve(config: Config) -> None:
             config.generate,
             config.answer.generate_batch_size,
             system_prompt=config.chat.system_prompt,
-            seed=config.run.seed if config.given("seed") else None,
+            seed=config.run.seed if config.is_set("seed") else None,
             name_given=str(config.checkpoint.model),
         )
         for line in _greeting(api, trained, address_of(board.host, listener), token):

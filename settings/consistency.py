@@ -220,9 +220,9 @@ def broken(rules: Iterable[Rule], config: Config, command: str = "") -> list[Mes
 
 
 def view(values: Mapping[str, Any], origins: Iterable[tuple[str, str]], command: str) -> SimpleNamespace:
-    """The values of all settings by name, with `command`, and `origin` and `given`, functions of a setting's name."""
+    """The values of all settings by name, with `command`, and `origin` and `is_set`, functions of a setting's name."""
     origin = dict(origins).get
-    return SimpleNamespace(command=command, origin=origin, given=lambda name: origin(name) in BY_USER, **values)
+    return SimpleNamespace(command=command, origin=origin, is_set=lambda name: origin(name) in BY_USER, **values)
 
 
 def are_numbers(labels: str) -> bool:

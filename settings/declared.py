@@ -21,7 +21,7 @@ from common.language import LANGUAGES
 from settings import optimizers
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
-from settings.precedence import BY_USER, SAVED, model_presets
+from settings.precedence import BY_USER, SAVED, model_presets, strength
 from settings.tasks import MODEL_HEADS, PREFERENCE_LOSSES, TASKS, task_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ def _objective(s: Any) -> str:
     if head.has_labels:
         return str(head.task)
     # In what a run has saved, all columns are named.
-    names_text = s.given("text_column") and s.origin("objective") != "file" and not s.is_finetune
+    names_text = s.is_set("text_column") and s.origin("objective") != "file" and not s.is_finetune
     return "span" if names_text and "objective" in flags_of(s.command) else str(s.objective)
 
 
@@ -787,7 +787,17 @@ class ListingConfig(Noting):
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of one run, by group."""
+    """All settings of one run, by group.
+
+    Each value has an `origin`, from which four questions are answered:
+
+    - `is_set`: did the user set it? An explicit value counts, even if it equals the default.
+    - `is_on_command_line`: did the user set it for this start? Lines edited in `config.py` do not count, since they hold
+      for all runs, models and commands.
+    - `is_changed`: did the user set it to another value than the default? Only then does it matter that a setting has no
+      effect.
+    - `overrides_saved_model`: does it take precedence over what a saved model says? Presets named by the user count too.
+    """
 
     model: T5ModelConfig = field(default_factory=T5ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -829,27 +839,23 @@ class Config:
         """Where the value of a setting came from, one of `settings.precedence.ORIGINS`; None: the default."""
         return dict(self.origins).get(name)
 
-    def given(self, name: str) -> bool:
-        """Whether the user chose this setting: by flag, by file or by a line in `config.py`."""
+    def is_set(self, name: str) -> bool:
+        """Whether the user set it: by a flag, in the file of `--config`, or in an edited line of `config.py`."""
         return self.origin(name) in BY_USER
 
-    def is_chosen(self, name: str) -> bool:
-        """Whether the user chose a value other than the default; a run that goes on has chosen nothing of what it
-        saved.
-        """
+    def is_on_command_line(self, name: str) -> bool:
+        """Whether the command of this start sets it: by a flag, or in the file of `--config`."""
+        return self.origin(name) in ("flag", "file")
+
+    def is_changed(self, name: str) -> bool:
+        """Whether the user set it to another value than its default, and not a run that saved all its settings."""
         group, member = settings_by_name()[name]
         is_saved = self.is_record and self.origin(name) == "file"
-        return self.given(name) and not is_saved and vars(getattr(self, group))[name] != member.default
+        return self.is_set(name) and not is_saved and vars(getattr(self, group))[name] != member.default
 
-    def named(self, name: str) -> bool:
-        """Whether the user chose this setting, or a preset that the user named has it: what a saved model says gives
-        way to that.
-        """
-        return self.given(name) or self.origin(name) == "preset"
-
-    def typed(self, name: str) -> bool:
-        """Whether the user named this setting for this start: by flag or by file."""
-        return self.origin(name) in ("flag", "file")
+    def overrides_saved_model(self, name: str) -> bool:
+        """Whether its value stays where a saved model has another one: the user or a preset named by the user set it."""
+        return strength(self.origin(name)) > strength(SAVED)
 
     @property
     def task(self) -> Any:
@@ -869,12 +875,13 @@ class Config:
         return dataclasses.replace(self, **groups, model_preset=model_preset or self.model_preset)
 
     def with_saved(self, values: Mapping[str, Any], **conditions: Any) -> Config:
-        """The same settings, and in place of those that the user has not named what a saved model says, by flat name.
+        """The same settings, and but what a saved model says where `overrides_saved_model` does not hold.
 
         Args:
-            conditions: what is so whatever the user has named, as the shape of the model that a run starts from.
+            values: of the saved model, by flat name.
+            conditions: values that apply whatever the user set, such as the shape of the model that a run starts from.
         """
-        saved = {name: value for name, value in values.items() if not self.named(name)}
+        saved = {name: value for name, value in values.items() if not self.overrides_saved_model(name)}
         origins = (*self.origins, *((name, SAVED) for name in saved))
         return dataclasses.replace(self, **groups_of({**self.as_dict(), **saved, **conditions}), origins=origins)
 

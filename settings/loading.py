@@ -78,7 +78,7 @@ def _derived(values: Mapping[str, Any], origins: Mapping[str, str], command: str
     derived = dict[str, Any]()
     for name, (_, member) in settings_by_name().items():
         rule = member.metadata["derived"]
-        if rule is not None and (values[name] == AUTO or not settings.given(name)):
+        if rule is not None and (values[name] == AUTO or not settings.is_set(name)):
             derived[name] = rule.value(settings)
     return derived
 

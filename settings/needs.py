@@ -30,7 +30,7 @@ def without_effect(config: Config, decided: Collection[str], objective: str = ""
     elif values["objective"] == AUTO and config.train.is_finetune:
         values["objective"] = default_objective(is_finetune=True)
     problems = list[Message]()
-    for name in filter(config.is_chosen, settings):
+    for name in filter(config.is_changed, settings):
         _, member = settings[name]
         for need in member.metadata["needs"]:
             is_weaker = strength(origins[name]) < strength(origins[need.name])
@@ -46,7 +46,7 @@ def unread(config: Config, command: str) -> list[Message]:
     problems = list[Message]()
     for name, (group, member) in flags_of(command).items():
         is_noted = isinstance(getattr(config, group), Noting)
-        if is_noted and name not in config.reads and config.is_chosen(name):
+        if is_noted and name not in config.reads and config.is_changed(name):
             value = show(member, values[name])
             problems.append(say("--{name} = {value}, has no effect on this run", name=name, value=value))
     return problems

@@ -38,7 +38,7 @@ def test_order_of_the_layers(tmp_path: Path) -> None:
     assert loaded.model_preset == "t5-small" and loaded.model.d_model == 512
     assert loaded.model.d_ff == 64
     assert loaded.train.log_steps == 10 and loaded.origin("log_steps") is None
-    assert loaded.given("seed") and loaded.given("max_steps") and not loaded.given("max_seq_len")
+    assert loaded.is_set("seed") and loaded.is_set("max_steps") and not loaded.is_set("max_seq_len")
 
 
 def with_edits(command: str = "train", flags: dict[str, Any] | None = None, **edits: Any) -> Layered:

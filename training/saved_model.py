@@ -184,7 +184,7 @@ class SavedModel:
             searches: whether the command can do beam search.
         """
         generate = config.generate
-        overruled = {name for name, _ in config.origins if config.named(name)}
+        overruled = {name for name, _ in config.origins if config.overrides_saved_model(name)}
         samples = generate.temperature > 0.0
         is_greedy_by_choice = "temperature" in overruled and not samples
         if generate.num_beams > 1 or is_greedy_by_choice:
@@ -201,7 +201,7 @@ class SavedModel:
             problems += folder_problems
         return settings, problems
 
-    def shape_for(self, model: T5ModelConfig, is_given: Callable[[str], bool]) -> T5ModelConfig:
+    def shape_for(self, model: T5ModelConfig, is_set: Callable[[str], bool]) -> T5ModelConfig:
         """The model's shape with the head that the settings ask for; arguments as in `with_head`.
 
         Raises:
@@ -211,7 +211,7 @@ class SavedModel:
             raise UserError(
                 "--finetune_from = {base}, is an encoder; name its head (--head=sequence or token)", base=self.folder
             )
-        return with_head(self.shape, model, is_given)
+        return with_head(self.shape, model, is_set)
 
     def shape_conflicts(self, model: T5ModelConfig, origin: Callable[[str], str | None]) -> list[str]:
         """Settings of the shape for which the user, or a preset that the user names, asks for another value.
@@ -260,7 +260,7 @@ def find_model(config: Config) -> SavedModel:
     return SavedModel.read(folder, adapter)
 
 
-def with_head(shape: T5ModelConfig, model: T5ModelConfig, is_given: Callable[[str], bool]) -> T5ModelConfig:
+def with_head(shape: T5ModelConfig, model: T5ModelConfig, is_set: Callable[[str], bool]) -> T5ModelConfig:
     """A shape with the head that the settings ask for.
 
     What the user does not give of the head stays as in `shape` if that has the same kind of head.
@@ -268,12 +268,12 @@ def with_head(shape: T5ModelConfig, model: T5ModelConfig, is_given: Callable[[st
     Args:
         shape: of the saved model.
         model: the settings of the command.
-        is_given: whether the user has chosen the setting of this name.
+        is_set: `Config.is_set`: whether the user set the setting of this name.
     """
     if MODEL_HEADS[model.head].writes_text:
         return shape
     defaults = shape if shape.head == model.head else model
-    head = {name: getattr(model if is_given(name) else defaults, name) for name in HEAD_SETTINGS}
+    head = {name: getattr(model if is_set(name) else defaults, name) for name in HEAD_SETTINGS}
     # The settings only say whether the decoder stays; its depth is that of the saved weights.
     num_decoder_layers = shape.num_decoder_layers if head.pop("num_decoder_layers") else 0
     return replace(

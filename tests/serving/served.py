@@ -56,7 +56,7 @@ def api_of(model: LoadedModel, config: Config) -> Api:
         config.generate,
         config.answer.generate_batch_size,
         system_prompt=config.chat.system_prompt,
-        seed=config.run.seed if config.given("seed") else None,
+        seed=config.run.seed if config.is_set("seed") else None,
         name_given=str(config.checkpoint.model),
     )
 

@@ -95,7 +95,7 @@ def read_list(config: Config, sources: Sequence[Source], tokenizer_dir: Path) ->
 
     folder = _cache_folder(config.data, sources, Tokenizer.load(tokenizer_dir))
     tree = read_once_made(folder, make, _load_tree)
-    if config.given("max_new_tokens") and generate.max_new_tokens < tree.longest:
+    if config.is_set("max_new_tokens") and generate.max_new_tokens < tree.longest:
         raise UserError(
             "--max_new_tokens = {max_new_tokens}, would cut answers of {files}, whose longest has {longest} "
             "tokens; omit it",
@@ -108,7 +108,7 @@ def read_list(config: Config, sources: Sequence[Source], tokenizer_dir: Path) ->
     for name, (_, member) in settings_by_name().items():
         if Need("answers", ("none",)) in member.metadata["needs"]:
             settings[name] = member.default
-    if not config.given("length_penalty") and generate.length_penalty == GenerateConfig.length_penalty:
+    if not config.is_set("length_penalty") and generate.length_penalty == GenerateConfig.length_penalty:
         settings["length_penalty"] = 0.0
     return AnswerList(tree, folder, settings)
 

@@ -115,7 +115,7 @@ def find_base(
         if reads_weights:
             for path in model.folders:
                 refuse_damaged(path, "finetune_from")
-        shape = model.shape_for(config.model, config.given)
+        shape = model.shape_for(config.model, config.is_set)
         problems = [
             say(
                 "{setting} = {value}, the checkpoint {base} has a different shape ({other_value}); omit it",
@@ -125,7 +125,7 @@ def find_base(
                 other_value=getattr(shape, name),
             )
             for name in model.shape_conflicts(config.model, config.origin)
-            if config.given(name)
+            if config.is_set(name)
         ]
         refuse(problems)
         tokenizer_dir = config.data.tokenizer_dir

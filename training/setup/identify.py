@@ -139,7 +139,7 @@ def identify(config: Config, resources: ExitStack, group: Group) -> Identity:
     notes = [*budget.warnings, *notes]
     if is_resumed:
         settings = resumed_config(config, run_dir)
-        notes += unused_places(config.as_dict(), config.given, run_dir)
+        notes += unused_places(config.as_dict(), config.is_set, run_dir)
     if settings.run.push_to_hub is not None:
         group.run_on_main(partial(check_push, settings.run.push_to_hub))
     if group.is_main:

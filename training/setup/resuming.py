@@ -70,8 +70,8 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     here = {name: ours[name] for name in places()}
     saved = load(command, {"config": record, **here})
     of_run = saved.as_dict()
-    typed = {name: ours[name] for name in ours if config.typed(name) and name not in PLAN_FLAGS}
-    flags = {name: value for name, value in typed.items() if value != AUTO or name not in DEFINING}
+    explicit = {name: ours[name] for name in ours if config.is_on_command_line(name) and name not in PLAN_FLAGS}
+    flags = {name: value for name, value in explicit.items() if value != AUTO or name not in DEFINING}
     if ours["class_weights"] == "balanced" and of_run["class_weights"] is not None:
         flags.pop("class_weights", None)  # The run has computed them from its rows.
     if ours["finetune_from"] in (AUTO, None) or str(ours["finetune_from"]).startswith("hf://"):
@@ -81,10 +81,10 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         if name in DEFINING and value != of_run[name]:
             text = "--{name} = {ours}, the run to resume has {theirs}; omit it, or start another run"
             problems.append(say(text, name=name, ours=value, theirs=of_run[name]))
-    if config.typed("epochs") and ours["max_steps"] == AUTO:
+    if config.is_on_command_line("epochs") and ours["max_steps"] == AUTO:
         flags["max_steps"] = AUTO  # The steps that the run has saved would go before the epochs of this start.
     # Where the run has a base, the shape is the base's, and no preset's.
-    is_other_preset = config.typed("model_preset") and config.model_preset != saved.model_preset
+    is_other_preset = config.is_on_command_line("model_preset") and config.model_preset != saved.model_preset
     if is_other_preset and saved.train.finetune_from in (None, AUTO):
         differences = [
             f"{name} {of_run[name]}"
@@ -130,16 +130,16 @@ def _read_record(run_dir: Path) -> dict[str, Any]:
     return record
 
 
-def unused_places(values: Mapping[str, Any], is_given: Callable[[str], bool], run_dir: Path) -> list[str]:
+def unused_places(values: Mapping[str, Any], is_set: Callable[[str], bool], run_dir: Path) -> list[str]:
     """Tell of the folders and addresses that a run has used and this start does not name.
 
     Args:
-        values: all settings of this start. is_given: whether the user has named one.
+        values: all settings of this start. is_set: `Config.is_set`, of this start.
     """
     saved = read_settings_file(run_dir / SETTINGS_FILE)
     text = "{name} = {value}: the run was started with {saved}, which counts only where it is named again"
     return [
         say(text, name=name, value=values[name], saved=saved[name])
         for name in places()
-        if name != "output_dir" and not is_given(name) and saved.get(name) not in (None, values[name])
+        if name != "output_dir" and not is_set(name) and saved.get(name) not in (None, values[name])
     ]

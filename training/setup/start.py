@@ -93,7 +93,7 @@ def _obstacle_of_run(run: SavedRun, config: Config) -> str | None:
         return None
     conflicts = saved.shape_conflicts(config.model, config.origin)
     if conflicts:
-        is_of_preset = config.named("model_preset") and config.origin(conflicts[0]) == "preset"
+        is_of_preset = config.overrides_saved_model("model_preset") and config.origin(conflicts[0]) == "preset"
         setting = "model_preset" if is_of_preset else conflicts[0]
         text = "{model} does not match --{name}={value}"
         return say(text, model=name, name=setting, value=config.as_dict()[setting])

@@ -106,7 +106,7 @@ def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     assert (resumed.run.output_dir, resumed.run.run_name) == (str(tmp_path / "runs"), "r")
     assert (resumed.run.log_dir, resumed.memory.weights_dir, resumed.data.cache_dir) == ("logs", AUTO, "mine")
     assert resumed.data.train_file == "a.txt" and resumed.run.seed == 7, "what defines the run is the run's"
-    notes = unused_places(config.as_dict(), config.given, run_dir)
+    notes = unused_places(config.as_dict(), config.is_set, run_dir)
     assert len(notes) == 2 and "log_dir = logs" in notes[0] + notes[1] and "/theirs/weights" in notes[0] + notes[1]
 
 
