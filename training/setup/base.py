@@ -8,8 +8,8 @@ the shape; the others apply unless the user set them. No weights are loaded: onl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,10 @@ def find_base(
     own_metrics: Collection[str] = (),
     reads_weights: bool = True,
 ) -> Start:
-    """Decide which weights a run starts from, and take shape, tokenizer, form of adapters and generation settings from
-    them.
+    """Decide which weights a run starts from, and take from them the settings that they decide.
+
+    There are three cases: random weights, which decide nothing; the folder of a model, whether it was published, is of
+    an own run or holds adapters; and the newest checkpoint of a run that is resumed.
 
     Args:
         run_dir: folder of the run, which need not exist.
@@ -78,86 +80,133 @@ def find_base(
     Raises:
         UserError: the weights are missing, damaged or of another shape, or the adapters do not fit them.
     """
-    train = config.train
-    metrics = config.metrics
-    num_answers = config.answer.num_answers
-    metric_names(metrics.metrics, num_answers)  # Refuses unknown names now rather than at the first evaluation.
-    label_scores = config.task.scores
-    held_out = config.data.validation_file
-    check_decisive(train.metric_for_best, held_out, own_metrics, label_scores, writes_answers(metrics))
-    reasons: list[str] = []
-    folder = None
-    if resumed_dir is not None:
-        folder = Checkpoints(resumed_dir, train.keep_latest_n_ckp).latest()
-    is_resumed = folder is not None
-    if resumed_dir is not None and not is_resumed:
-        text = "{run} was stopped before its first checkpoint and starts again from step 1"
-        reasons.append(say(text, run=resumed_dir.name))
-    if not is_resumed:
-        try:
-            folder, choice_reasons = choose_start(config)
-        except UserError as error:
-            # Data files may be missing too: all problems are reported at once.
-            raise UserError(*error.problems, *file_problems(config.data)) from None
-        reasons += choice_reasons
-    # A resumed run starts from its checkpoint: --finetune_from can then only say where the base of its adapters is now.
-    moved_base = str(train.finetune_from) if is_resumed and config.origin("finetune_from") == "flag" else None
-    model = None if folder is None else SavedModel.read(folder, moved_base=moved_base)
-    saved_settings: dict[str, Any] = {}  # apply unless the user set them
-    fixed_settings: dict[str, Any] = {"run_name": run_dir.name}  # apply whatever the user set
-    notes: list[str] = []
+    _check_metrics(config, own_metrics)
+    folder, is_resumed, reasons = _choose_folder(config, resumed_dir)
+    fixed: dict[str, Any] = {"run_name": run_dir.name}
     if resumed_dir is None:
-        _refuse_to_delete_start(run_dir, model, config.data.tokenizer_dir)
         # Saved with the run, so that a resume before the first checkpoint starts from the same weights.
-        fixed_settings["finetune_from"] = None if folder is None else str(folder)
-        fixed_settings["is_keep_training"] = False
-    if model is not None:
+        fixed["finetune_from"] = None if folder is None else str(folder)
+        fixed["is_keep_training"] = False
+    model = None
+    moved_base = None
+    decided = Decided()
+    if folder is not None:
+        if is_resumed and config.origin("finetune_from") == "flag":
+            # The weights are those of the checkpoint: the flag can only say where the base of its adapters is now.
+            moved_base = str(config.train.finetune_from)
+        model = SavedModel.read(folder, moved_base=moved_base)
         if reads_weights:
             for path in model.folders:
                 refuse_damaged(path, "finetune_from")
-        shape = model.shape_for(config.model, config.is_set)
-        problems = [
-            say(
-                "{setting} = {value}, the checkpoint {base} has a different shape ({other_value}); omit it",
-                setting=label(name, config.origin(name)),
-                value=getattr(config.model, name),
-                base=folder,
-                other_value=getattr(shape, name),
-            )
-            for name in model.shape_conflicts(config.model, config.origin)
-            if config.is_set(name)
-        ]
-        refuse(problems)
-        tokenizer_dir = config.data.tokenizer_dir
-        if resumed_dir is None:
-            _refuse_misfits(model.base, shape)
-        elif config.origin("tokenizer_dir") != "flag" and not Path(tokenizer_dir).exists():
-            # The run may have moved to another machine; its checkpoint has a copy of the tokenizer.
-            tokenizer_dir = AUTO
-        if tokenizer_dir == AUTO:
-            tokenizer_dir = str(model.tokenizer)
-        fixed_settings |= {name: getattr(shape, name) for name in SHAPE_SETTINGS}
-        fixed_settings["tokenizer_dir"] = tokenizer_dir
-        if config.data.extra_tokens is not None:
-            token_settings, token_notes = _added_tokens(
-                config.data.extra_tokens, tokenizer_dir, shape.vocab_size, config.lora
-            )
-            fixed_settings |= token_settings
-            notes += token_notes
-        saved_settings = model.adapter_form
-        if config.task.writes_text:
-            answers, unusable = model.answer_settings(config)
-            saved_settings |= {name: answers[name] for name in INHERITED_ANSWERS if name in answers}
-            notes += [say("{problem}; the new model does not use it", problem=problem) for problem in unusable]
-            notes += model.unknown_key_notes
-    settings = config.with_saved(saved_settings, **fixed_settings)
+        decided = _decided_by(model, config, is_new=resumed_dir is None)
+    if resumed_dir is None:
+        _refuse_to_delete_start(run_dir, model, config.data.tokenizer_dir)
+    settings = config.with_saved(decided.defaults, **fixed, **decided.fixed)
     refuse(check(settings))  # Again, since the folder may contradict a flag: a decoder, for one, allows only one head.
-    refuse(ranking_problems(metrics.metrics, num_answers, settings.generate.num_beams))
+    refuse(ranking_problems(settings.metrics.metrics, settings.answer.num_answers, settings.generate.num_beams))
     refuse(check_trained(settings.model, settings.lora, settings.train.freeze, folder))
-    notes += saved_note(settings.as_dict(), settings.origin)
-    if resumed_dir is not None:
-        notes = []  # They were shown when the run first started.
+    notes: list[str] = []
+    if resumed_dir is None:  # A resumed run has shown its notes when it first started.
+        notes = [*decided.notes, *saved_note(settings.as_dict(), settings.origin)]
     return Start(settings, folder, model, moved_base, is_resumed, reasons, notes)
+
+
+def _check_metrics(config: Config, own_metrics: Collection[str]) -> None:
+    """Refuse unknown metrics now rather than at the first evaluation."""
+    metrics = config.metrics
+    metric_names(metrics.metrics, config.answer.num_answers)
+    check_decisive(
+        config.train.metric_for_best,
+        config.data.validation_file,
+        own_metrics,
+        config.task.scores,
+        writes_answers(metrics),
+    )
+
+
+def _choose_folder(config: Config, resumed_dir: Path | None) -> tuple[Path | None, bool, list[str]]:
+    """The folder of the weights (None: random weights), whether it is a checkpoint of the resumed run, and messages on
+    why it was chosen.
+    """
+    reasons: list[str] = []
+    if resumed_dir is not None:
+        checkpoint = Checkpoints(resumed_dir, config.train.keep_latest_n_ckp).latest()
+        if checkpoint is not None:
+            return checkpoint, True, []
+        text = "{run} was stopped before its first checkpoint and starts again from step 1"
+        reasons.append(say(text, run=resumed_dir.name))
+    try:
+        folder, choice_reasons = choose_start(config)
+    except UserError as error:
+        # Data files may be missing too: all problems are reported at once.
+        raise UserError(*error.problems, *file_problems(config.data)) from None
+    return folder, False, reasons + choice_reasons
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What the folder of a model decides; nothing without one.
+
+    Args:
+        fixed: settings that apply whatever the user set.
+        defaults: settings that apply unless the user set them.
+        notes: messages on both.
+    """
+
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def _decided_by(model: SavedModel, config: Config, is_new: bool) -> Decided:
+    """What a model decides for a run that starts from it: shape, tokenizer, rows of added tokens, form of adapters and
+    generation settings.
+
+    Args:
+        is_new: whether the run is not resumed.
+    """
+    shape = _shape_of(model, config)
+    tokenizer_dir = config.data.tokenizer_dir
+    if is_new:
+        _refuse_misfits(model.base, shape)
+    elif config.origin("tokenizer_dir") != "flag" and not Path(tokenizer_dir).exists():
+        # The run may have moved to another machine; its checkpoint has a copy of the tokenizer.
+        tokenizer_dir = AUTO
+    if tokenizer_dir == AUTO:
+        tokenizer_dir = str(model.tokenizer)
+    fixed = {name: getattr(shape, name) for name in SHAPE_SETTINGS}
+    fixed["tokenizer_dir"] = tokenizer_dir
+    notes: list[str] = []
+    extra_tokens = config.data.extra_tokens
+    if extra_tokens is not None:
+        token_settings, token_notes = _added_tokens(extra_tokens, tokenizer_dir, shape.vocab_size, config.lora)
+        fixed |= token_settings
+        notes += token_notes
+    defaults = model.adapter_form
+    if config.task.writes_text:
+        answers, unusable = model.answer_settings(config)
+        defaults |= {name: answers[name] for name in INHERITED_ANSWERS if name in answers}
+        notes += [say("{problem}; the new model does not use it", problem=problem) for problem in unusable]
+        notes += model.unknown_key_notes
+    return Decided(fixed, defaults, notes)
+
+
+def _shape_of(model: SavedModel, config: Config) -> T5ModelConfig:
+    """The model's shape with the head that the settings ask for; refuses settings of another shape."""
+    shape = model.shape_for(config.model, config.is_set)
+    problems = [
+        say(
+            "{setting} = {value}, the checkpoint {base} has a different shape ({other_value}); omit it",
+            setting=label(name, config.origin(name)),
+            value=getattr(config.model, name),
+            base=model.folder,
+            other_value=getattr(shape, name),
+        )
+        for name in model.shape_conflicts(config.model, config.origin)
+        if config.is_set(name)
+    ]
+    refuse(problems)
+    return shape
 
 
 def _refuse_to_delete_start(run_dir: Path, model: SavedModel | None, tokenizer_dir: str) -> None:
