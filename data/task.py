@@ -1,7 +1,4 @@
-"""What `data` needs of a task, as a protocol: `data` may not import `tasks/`, whose classes implement it.
-
-`tasks.base.BaseTask` documents each method and has its default; `settings.tasks` lists the classes by objective.
-"""
+"""What a task is for `data`: its protocol, how it stores rows, and which tasks there are."""
 
 from __future__ import annotations
 
@@ -51,8 +48,11 @@ class ShardFormat:
     label_column: str = ""
 
 
-class Task(Protocol):
-    """A kind of work; `tasks.base.BaseTask` documents its members."""
+class TaskProtocol(Protocol):
+    """The members of `tasks.base.BaseTask` that `data` needs, for type checkers; `BaseTask` documents each of them.
+
+    `tasks` imports `data`, so `data` may not import `BaseTask`, and declares here what it calls.
+    """
 
     shards: ClassVar[ShardFormat]
     is_windowed: ClassVar[bool]
@@ -114,16 +114,16 @@ class Task(Protocol):
     ) -> Table: ...
 
 
-def all_tasks() -> list[Task]:
+def all_tasks() -> list[TaskProtocol]:
     """One task of each name."""
     return [task_named(name) for name in TASKS]
 
 
-def shard_readers() -> dict[str, Task]:
+def shard_readers() -> dict[str, TaskProtocol]:
     """Kind of shards -> the first task that reads it."""
     return {task.shards.kind: task for task in reversed(all_tasks())}
 
 
-def task_reading(contents: str) -> Task:
+def task_reading(contents: str) -> TaskProtocol:
     """The first task that lists these `contents`, as `data.sources.reading.what_it_teaches` returns them of a file."""
     return next(task for task in all_tasks() if contents in task.contents)

@@ -1,4 +1,4 @@
-"""What the program asks of a task, and what most tasks answer."""
+"""`BaseTask`: what a task can be asked, and the answers that most tasks give."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class BaseTask:
 
     name: str
 
-    # From a file to a batch: what `data` asks.
+    # From a file to a batch: what `data` calls, and so also in `data.task.TaskProtocol`.
 
     shards: ClassVar[ShardFormat]
     # Rows may be windows of all texts laid end to end:
@@ -369,7 +369,7 @@ def random_keys(random: np.random.Generator, count: int) -> list[int]:
 
 
 if TYPE_CHECKING:
-    from data.task import Task
+    from data.task import TaskProtocol
 
-    def _is_what_data_asks(task: BaseTask) -> Task:
-        return task
+    def _has_what_data_calls(task: BaseTask) -> TaskProtocol:
+        return task  # mypy checks here that `BaseTask` has every member of the protocol.

@@ -27,7 +27,7 @@ from data.dataset import FILE, REOPEN, LowMemDataset
 from data.shards.store import TRAIN, Manifest
 from data.sources.files import set_names
 from data.sources.places import public
-from data.task import ShardFormat, Task
+from data.task import ShardFormat, TaskProtocol
 from settings.declared import DataConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.tasks import task_named
@@ -145,7 +145,7 @@ class StepLoader:
         manifest = Manifest.of(Path(split_dir))
         split = Path(split_dir).name
         self.objective = objective
-        self.task: Task = task_named(objective)
+        self.task: TaskProtocol = task_named(objective)
         self.seed = seed
         self.lengths = self.task.lengths(data, len(manifest.special.sentinels))
         self.row_settings = RowSettings(

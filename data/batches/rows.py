@@ -63,6 +63,6 @@ def cut(ids: Ids, longest: int, eos: int) -> Ids:
 
 
 def lengths_of(data: DataConfig, objective: str, num_sentinels: int = 100) -> Lengths:
-    """How long windows, inputs and targets of an objective get; see `data.task.Task.lengths`."""
+    """How long windows, inputs and targets of an objective get; see `tasks.base.BaseTask.lengths`."""
     lengths: Lengths = task_named(objective).lengths(data, num_sentinels)
     return lengths

@@ -49,7 +49,7 @@ from data.shards.store import TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources.columns import Columns
 from data.sources.files import set_names, source_facts, sources_fingerprint
 from data.sources.source import Source
-from data.task import Table, Task
+from data.task import Table, TaskProtocol
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import Config, DataConfig
@@ -99,9 +99,9 @@ class Prepared:
     cached: Path | None = None
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TaskProtocol:
         """The task of the objective."""
-        task: Task = task_named(self.objective)
+        task: TaskProtocol = task_named(self.objective)
         return task
 
 
@@ -278,7 +278,7 @@ def _check_extra_tokens(extra_tokens: str | None, folder: Path) -> None:
         )
 
 
-def _check_same_template(data: DataConfig, task: Task, manifest: Manifest, template_dir: Path) -> None:
+def _check_same_template(data: DataConfig, task: TaskProtocol, manifest: Manifest, template_dir: Path) -> None:
     """Refuse shards whose prompts were written with another template than that of these settings or `template_dir`."""
     written = Template.read(manifest.root / TOKENIZER) or Template()
     if task.uses_template and template_of(data, template_dir) != written:
@@ -440,7 +440,7 @@ def _check_shards_dir(target: Path) -> None:
 
 
 def _prepared(
-    data: DataConfig, task: Task, train: StoredSplit, validation: StoredSplit, cached: Path | None
+    data: DataConfig, task: TaskProtocol, train: StoredSplit, validation: StoredSplit, cached: Path | None
 ) -> Prepared:
     """The result of two splits that suit each other; raises UserError where they do not."""
     train_manifest = train.manifest

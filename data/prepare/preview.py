@@ -19,7 +19,7 @@ from data.prepare.training_data import TrainingData
 from data.prepare.unread import passed_over
 from data.shards.store import TRAIN, Manifest
 from data.sources.peek import peek
-from data.task import Table, Task
+from data.task import Table, TaskProtocol
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import CleaningConfig, DataConfig
@@ -66,7 +66,7 @@ def table_of_files(
     return [*table, *passed_over(data, task)]
 
 
-def _columns_row(task: Task, columns: Sequence[str]) -> Table:
+def _columns_row(task: TaskProtocol, columns: Sequence[str]) -> Table:
     """The columns that texts and labels are made of, where they are not called so."""
     names = task.column_flags(columns) if columns else ()
     if not names:

@@ -15,7 +15,7 @@ from data.sources.formats import JSONL
 from data.sources.places import public
 from data.sources.reading import what_it_teaches
 from data.sources.source import Source
-from data.task import Task, task_reading
+from data.task import TaskProtocol, task_reading
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import Config, DataConfig
 from settings.errors import UserError, collected, refuse
@@ -42,9 +42,9 @@ class TrainingData:
     parts: Sequence[str] = ("",)
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TaskProtocol:
         """The task of the objective."""
-        task: Task = task_named(self.objective)
+        task: TaskProtocol = task_named(self.objective)
         return task
 
 

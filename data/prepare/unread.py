@@ -14,7 +14,7 @@ from data.sources.folders import Listing
 from data.sources.formats import TSV
 from data.sources.reading import head_of
 from data.sources.source import Source, detect
-from data.task import Table, Task
+from data.task import Table, TaskProtocol
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import counted, listed
@@ -31,7 +31,7 @@ GROUPS = {
 }
 
 
-def passed_over(data: DataConfig, task: Task) -> Table:
+def passed_over(data: DataConfig, task: TaskProtocol) -> Table:
     """Files and columns of the data that are not read, and how files were taken; none where that cannot be told."""
     table: Table = []
     for flag, spec in named_files(data).items():
@@ -60,7 +60,7 @@ def _of_files(parts: Sequence[Listing], holds_out: bool) -> Table:
     return [(say(title), join("; ", cells)) for title, cells in messages.items()]
 
 
-def _of_columns(data: DataConfig, task: Task, sources: Sequence[Source]) -> Table:
+def _of_columns(data: DataConfig, task: TaskProtocol, sources: Sequence[Source]) -> Table:
     """Columns that are not used, of the first file of each part; and of TSV whether its cells are quoted."""
     columns = task.columns_of(data, sources)
     table: Table = []

@@ -30,7 +30,7 @@ from data.sources.columns import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import check_columns
 from data.sources.source import Source
-from data.task import RowLimits, Task
+from data.task import RowLimits, TaskProtocol
 from data.text.clean import SAMPLE_CHARS, Dropped
 from data.text.conversations import Examples
 from settings.errors import UserError
@@ -73,7 +73,7 @@ class Job:
         facts: what else shapes the shards of this task, and not those of others.
     """
 
-    task: Task
+    task: TaskProtocol
     columns: Columns
     train: Sequence[Source]
     validation: Sequence[Source]

@@ -29,7 +29,7 @@ from common.language import join, say
 from common.storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
 from data.batches.rows import SpecialIds
 from data.progress import ProgressLine
-from data.task import Task, shard_readers
+from data.task import TaskProtocol, shard_readers
 from settings.errors import UserError, refuse
 
 FORMAT = 3
@@ -100,7 +100,7 @@ class Manifest:
         return str(self.content["kind"])
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TaskProtocol:
         """The task that reads such rows, of several the first."""
         return shard_readers()[self.kind]
 
