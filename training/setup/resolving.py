@@ -166,7 +166,7 @@ class RunRows:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """All decisions for a run. Only `config` may still hold auto: it keeps what the user asked for.
+    """All decisions for a run. Only `config` may still hold auto: it is as the user set it.
 
     Args:
         config: the settings, with the objective of the rows.
@@ -192,9 +192,9 @@ class RunSpec:
         return replace(work, shapes=self.rows.lengths, evaluation=self.rows.evaluation, mapped=mapped)
 
     @property
-    def settings(self) -> Config:
-        """`config` with the values of `Steps`, which hold for the whole run. What depends on the machine stays as the
-        user set it: the run may be resumed on another.
+    def config_with_steps(self) -> Config:
+        """`config` with the values of `steps` in place of auto, since these hold for the whole run. What depends on the
+        machine stays as the user set it: the run may be resumed on another.
         """
         return self.config.with_changes(**asdict(self.run_steps))
 
@@ -251,7 +251,7 @@ def resolve(
     spec = RunSpec(config, machine, rows, chosen_plan, steps, done)
     if steps is None:
         return spec
-    work_left = remaining_work(spec.settings, done, rows.held_out, rows.answer_tokens, machine.num_processes)
+    work_left = remaining_work(spec.config_with_steps, done, rows.held_out, rows.answer_tokens, machine.num_processes)
     time_left = predict_times(spec.work, chosen_plan.choice, machine, work_left)
     timed_plan = replace(
         chosen_plan, seconds_total=time_left.seconds, seconds_low=time_left.low, seconds_high=time_left.high

@@ -94,7 +94,7 @@ def set_up(prepared: PreparedRun, group: Group, device: Device) -> ResolvedRun:
     spec, base_bytes = choose_plan(beginning, data, budget, monitor)
     shown_notes = (*identity.notes, *start.reasons, *start.notes)
     run = ResolvedRun(
-        **vars(replace(beginning, config=spec.settings)),
+        **vars(replace(beginning, config=spec.config_with_steps)),
         run_dir=identity.run_dir,
         spec=spec,
         task=data.task,

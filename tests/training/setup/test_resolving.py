@@ -50,9 +50,9 @@ def test_nothing_decided_is_auto(config: Config) -> None:
     spec = resolve(config, MACHINE, RunRows.find(config, MACHINE))
     parts = [getattr(spec, member.name) for member in dataclasses.fields(spec) if member.name != "config"]
     assert not [value for value in values_of(parts) if isinstance(value, str) and value == AUTO]
-    decided = spec.settings.train
+    decided = spec.config_with_steps.train
     assert AUTO not in (decided.max_steps, decided.learning_rate, decided.warmup_steps, decided.eval_steps)
-    assert spec.settings.memory == config.memory, "a machine that comes later decides these anew"
+    assert spec.config_with_steps.memory == config.memory, "a machine that comes later decides these anew"
 
 
 def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
@@ -78,7 +78,7 @@ def test_a_run_that_goes_on_has_as_many_steps(config: Config) -> None:
     prepare(config)
     first = resolve(config, MACHINE, RunRows.find(config, MACHINE))
     machine = dataclasses.replace(MACHINE, budget_bytes=GIB)
-    later = resolve(first.settings, machine, first.rows, done=3, earlier=first.plan.choice)
+    later = resolve(first.config_with_steps, machine, first.rows, done=3, earlier=first.plan.choice)
     assert later.steps == first.steps and later.plan.choice == first.plan.choice
     assert (later.plan.seconds_total or 0) < (first.plan.seconds_total or 0)
 
