@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from devices.kernels.calls import Kernels, kernels_for
-from engine.optimizers.base import ALL_ROWS, Group, Optimizer, StateLayout, at_least
+from engine.optimizers.base import ALL_ROWS, Optimizer, StateLayout, WeightGroup, at_least
 
 EPSILON_GRADIENT = 1e-30  # It is added to squared gradients.
 CLIP = 1.0  # The RMS of an update before scaling is at most this.
@@ -31,7 +31,7 @@ class Adafactor(Optimizer):
             return {"square": (shape, torch.float32)}
         return {"rows": (shape[:1], torch.float32), "columns": (shape[1:], torch.float32)}
 
-    def _update(self, group: Group) -> None:
+    def _update(self, group: WeightGroup) -> None:
         decay = 1.0 - group.step.number**-DECAY_EXPONENT
         if "square" in group.state:
             _update_vectors(group, decay)
@@ -41,7 +41,7 @@ class Adafactor(Optimizer):
             _update_matrices(group, decay)
 
 
-def _update_vectors(group: Group, decay: float) -> None:
+def _update_vectors(group: WeightGroup, decay: float) -> None:
     gradient = group.gradient[ALL_ROWS]
     square = group.state["square"].unsqueeze(1)
     square.mul_(decay).add_(gradient.square().add_(EPSILON_GRADIENT), alpha=1.0 - decay)
@@ -50,7 +50,7 @@ def _update_vectors(group: Group, decay: float) -> None:
     group.subtract(group.chunks[0], update, rate)
 
 
-def _update_matrices(group: Group, decay: float) -> None:
+def _update_matrices(group: WeightGroup, decay: float) -> None:
     _, n, m = group.shape
     rows = group.state["rows"]
     columns = group.state["columns"]
@@ -69,7 +69,7 @@ def _update_matrices(group: Group, decay: float) -> None:
         group.subtract(chunk, group.gradient[chunk], rate)
 
 
-def _update_by_kernels(compiled: Kernels, group: Group, decay: float) -> None:
+def _update_by_kernels(compiled: Kernels, group: WeightGroup, decay: float) -> None:
     """The same for one matrix, in four passes over it."""
     weight = group.weight.matrices[0]
     gradient = group.gradient.matrices[0]
@@ -92,7 +92,7 @@ def _inverse_roots(rows: Tensor, columns: Tensor) -> Sequence[Tensor]:
     return torch._foreach_rsqrt([rows / rows.mean(1, keepdim=True), columns])
 
 
-def _clipped(rate: float | Tensor, norm: float | Tensor, group: Group) -> float | Tensor:
+def _clipped(rate: float | Tensor, norm: float | Tensor, group: WeightGroup) -> float | Tensor:
     """The rate of updates of this norm, made smaller where their RMS is above `CLIP`."""
     _, n, m = group.shape
     return rate / at_least(1.0, norm / ((n * m) ** 0.5 * CLIP))

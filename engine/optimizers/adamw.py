@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.optimizers.base import Group, Optimizer, StateLayout
+from engine.optimizers.base import Optimizer, StateLayout, WeightGroup
 from settings.optimizers import STATE_BLOCK
 
 BETA_1 = 0.9
@@ -33,7 +33,7 @@ class AdamW(Optimizer):
     def layout(self, name: str, shape: tuple[int, ...]) -> StateLayout:
         return {kind: (shape, torch.float32) for kind in CODES}
 
-    def _update(self, group: Group) -> None:
+    def _update(self, group: WeightGroup) -> None:
         number = group.step.number
         correction = (1.0 - BETA_2**number) ** 0.5
         rate = group.scaled_rate() if self.scaled else group.step.learning_rate
@@ -41,7 +41,7 @@ class AdamW(Optimizer):
         for rows in group.chunks:
             self._update_rows(group, rows, rate, EPSILON * correction)
 
-    def _update_rows(self, group: Group, rows: slice, rate: float | Tensor, epsilon: float) -> None:
+    def _update_rows(self, group: WeightGroup, rows: slice, rate: float | Tensor, epsilon: float) -> None:
         gradient = group.gradient[rows]
         first, second = self._moments(group, rows, gradient)
         # Nothing reads the gradient any more, so that the roots take its place.
@@ -54,7 +54,7 @@ class AdamW(Optimizer):
             values.addcdiv_(first, root, value=-rate)
         group.write(rows, values)
 
-    def _moments(self, group: Group, rows: slice, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments(self, group: WeightGroup, rows: slice, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of both moments, moved by those of the gradient: (count, rows, m) fp32."""
         first, second = (group.state[kind].view(group.shape)[:, rows] for kind in CODES)
         return _moved(first, second, gradient)
@@ -77,7 +77,7 @@ class AdamW8bit(AdamWRMS):
             f"{kind}_scale": (blocks, torch.float32) for kind in CODES
         }
 
-    def _moments(self, group: Group, rows: slice, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments(self, group: WeightGroup, rows: slice, gradient: Tensor) -> tuple[Tensor, Tensor]:
         if "first_scale" not in group.state:
             return super()._moments(group, rows, gradient)
         codes = [group.state[kind][:, rows] for kind in CODES]

@@ -90,7 +90,7 @@ class Widened:
 
 
 @dataclass(frozen=True)
-class Group:
+class WeightGroup:
     """Weights of one form that are updated together.
 
     Args:
@@ -186,7 +186,7 @@ class Optimizer(ABC):
         """The state of one weight: kind -> shape and dtype. `settings/optimizers.py` says its bytes to the plan."""
 
     @abstractmethod
-    def _update(self, group: Group) -> None:
+    def _update(self, group: WeightGroup) -> None:
         """The rule."""
 
     def groups(self, weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -218,7 +218,7 @@ class Optimizer(ABC):
             for gradient in gradients:
                 gradient.mul_(factor)
             factor = 1.0
-        group = Group(
+        group = WeightGroup(
             weight=Widened([_as_matrix(weight.data) for weight in weights]),
             gradient=Widened(gradients, factor),
             state=self._state(weights),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.optimizers.adafactor import Adafactor
-from engine.optimizers.base import EPSILON_SCALE, Group, StateLayout, row_chunks
+from engine.optimizers.base import EPSILON_SCALE, StateLayout, WeightGroup, row_chunks
 from model.shapes import is_block_matrix
 from settings.optimizers import MUON_POLYNOMIALS
 
@@ -39,7 +39,7 @@ class Muon(Adafactor):
             return super().layout(name, shape)
         return {"first": (shape, torch.bfloat16), "size": ((1,), torch.float32)}
 
-    def _update(self, group: Group) -> None:
+    def _update(self, group: WeightGroup) -> None:
         if not group.is_block_matrix:
             return super()._update(group)
         update = _momentum(group)
@@ -51,7 +51,7 @@ class Muon(Adafactor):
             group.subtract(rows, update[:, rows].float(), rate)
 
 
-def _momentum(group: Group) -> Tensor:
+def _momentum(group: WeightGroup) -> Tensor:
     """Move the momentum; returns Nesterov's form of it (count, n, m), each matrix of norm 1."""
     first = group.state["first"]
     # Products are in the dtype of the gradient, but for fp16, in which the small singular values of a matrix vanish.
@@ -80,7 +80,7 @@ def _orthogonalise(tall: Tensor) -> None:
             part.copy_(addmm(part, part, square, beta=one))
 
 
-def _first_size(group: Group) -> float | Tensor:
+def _first_size(group: WeightGroup) -> float | Tensor:
     """The weight's RMS at its first step; of an adapter's matrix that began at zero, what it is now."""
     now = group.root_mean_square()
     first = group.state["size"].unsqueeze(2)
