@@ -65,41 +65,45 @@ class DeviceTraits:
 
     Args:
         is_host: whether tensors lie in host memory, so that reading a value does not synchronize.
-        scores: elements of attention scores that are computed at a time.
-        update: elements of weights that the optimizer updates at a time.
-        summed: elements of token gradients that are summed at a time, for the embedding.
-        is_fused: whether torch's memory-efficient attention is used, with dropout and the gradient of the bias.
-        is_multi_tensor: whether torch's `_foreach` functions run one kernel for many tensors.
+        score_elements: elements of attention scores that are computed at a time.
+        update_elements: elements of weights that the optimizer updates at a time.
+        summed_elements: elements of token gradients that are summed at a time, for the embedding.
+        has_fused_attention: whether torch's memory-efficient attention is used, with dropout and the gradient of the bias.
+        has_foreach_kernels: whether torch's `_foreach` functions run one kernel for many tensors.
         uses_pinned_memory: whether copies from pinned memory are asynchronous.
         max_inner_size: largest inner dimension of a matrix product; None: no limit.
-        tile: a product computes so many rows together, so that its time grows in steps of this many rows.
+        row_tile: rows that a product computes together; its time grows in steps of this many rows.
         has_compiler: whether torch compiles pointwise kernels at run time (`devices.pointwise`).
     """
 
     is_host: bool
-    scores: int
-    update: int
-    summed: int
-    is_fused: bool = False
-    is_multi_tensor: bool = False
+    score_elements: int
+    update_elements: int
+    summed_elements: int
+    has_fused_attention: bool = False
+    has_foreach_kernels: bool = False
     uses_pinned_memory: bool = False
     max_inner_size: int | None = None
-    tile: int = 1
+    row_tile: int = 1
     has_compiler: bool = False
 
     def inner_chunk(self, size: int) -> int:
         """Length of the chunks into which a product has to split an inner dimension of this size."""
         return self.max_inner_size or size
 
-    def with_scores(self, count: int) -> DeviceTraits:
-        """The same traits with `count` attention scores at a time, and weight updates in chunks that suit this size."""
-        return replace(self, scores=count, update=update_elements(count))
+    def with_score_elements(self, count: int) -> DeviceTraits:
+        """The same traits with `count` attention scores at a time, and updates of weights in chunks of a fitting size."""
+        return replace(self, score_elements=count, update_elements=update_elements(count))
 
 
 HOST = DeviceTraits(True, TILE_ELEMENTS, UPDATE_ELEMENTS, SUMMED_ELEMENTS)
-GPU = DeviceTraits(False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS, tile=DEVICE_TILE)
+GPU = DeviceTraits(False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS, row_tile=DEVICE_TILE)
 CUDA = replace(
-    GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, uses_pinned_memory=True, has_compiler=True
+    GPU,
+    has_fused_attention=torch.version.hip is None,
+    has_foreach_kernels=True,
+    uses_pinned_memory=True,
+    has_compiler=True,
 )
 MPS = replace(GPU, max_inner_size=MPS_INNER, has_compiler=True)
 _traits = {"cpu": HOST, "cuda": CUDA, "mps": MPS, "meta": HOST}
@@ -115,9 +119,9 @@ def is_host(tensor: torch.Tensor) -> bool:
     return traits_of(tensor.device).is_host
 
 
-def has_fused(device: torch.device) -> bool:
+def has_fused_attention(device: torch.device) -> bool:
     """Whether torch's fused kernels are used on a device."""
-    return traits_of(device).is_fused
+    return traits_of(device).has_fused_attention
 
 
 def seed_generator(device: torch.device, seed: int) -> None:
@@ -131,7 +135,7 @@ def seed_generator(device: torch.device, seed: int) -> None:
 def set_score_elements(count: int) -> None:
     """Let GPUs compute so many attention scores at a time from now on, as the run's plan says; 0: the default."""
     for name in ("cuda", "mps"):
-        _traits[name] = _traits[name].with_scores(count or DEVICE_SCORES)
+        _traits[name] = _traits[name].with_score_elements(count or DEVICE_SCORES)
 
 
 @contextmanager

@@ -168,7 +168,7 @@ def _part_norms(tensors: list[Tensor]) -> list[Tensor]:
 
     To form the norm of the whole of a narrow matrix, torch would make a wide copy of it.
     """
-    if tensors and traits_of(tensors[0].device).is_multi_tensor:
+    if tensors and traits_of(tensors[0].device).has_foreach_kernels:
         return list(torch._foreach_norm(tensors, 2, torch.float32))
     norms: list[Tensor] = []
     for tensor in map(torch.atleast_1d, tensors):

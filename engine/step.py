@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from data.batches.collate import Batch, PreferenceBatch, flat_labels
-from devices.base import Device, has_fused, place, placed_together, set_score_elements
+from devices.base import Device, has_fused_attention, place, placed_together, set_score_elements
 from devices.malloc import HeapTrimmer
 from devices.sizes import filled_tokens
 from devices.threads import follow_machine
@@ -155,7 +155,7 @@ def to_micro_batch(batch: Batch, shape: T5ModelConfig, device: torch.device, siz
         source = _end_to_end(sources, keys, sizes[0])
         target = _end_to_end(targets, keys.repeat(answers), sizes[1])
     else:
-        source, target = dense_sides(sources, targets, keys, few_shapes=not has_fused(device))
+        source, target = dense_sides(sources, targets, keys, few_shapes=not has_fused_attention(device))
     ids = torch.from_numpy(batch.input_ids)
     if batch.reads_inputs:
         target = source

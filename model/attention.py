@@ -96,7 +96,7 @@ class PositionBias(nn.Module):
             elements as attention scores are computed at a time; else (H, 2 longest - 1), as of `over_distances`.
         """
         bias = self.over_distances(longest)
-        is_small = len(bias) * longest**2 <= traits_of(bias.device).scores
+        is_small = len(bias) * longest**2 <= traits_of(bias.device).score_elements
         if attends_compiled(self.d_kv, bias.device) or not is_small:
             return bias
         return BiasMatrix.apply(bias, longest)  # type: ignore[no-any-return,no-untyped-call]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from devices.base import has_fused, seed_generator, traits_of
+from devices.base import has_fused_attention, seed_generator, traits_of
 from model.dropout import Dropout
 from model.row_groups import tile_sizes
 from model.rows import Rows
@@ -209,8 +209,8 @@ class _DenseCall:
         self.heads = sum(x.shape[1] for x in packed) // 3
         self.device = packed[0].device
         self.dtype = packed[0].dtype
-        self.is_fused = bool(has_fused(self.device) and packed[0].shape[2] % ALIGNED == 0 and rows[1].groups)
-        self.tiles = list(tiles(rows, self.heads, traits_of(self.device).scores))
+        self.is_fused = bool(has_fused_attention(self.device) and packed[0].shape[2] % ALIGNED == 0 and rows[1].groups)
+        self.tiles = list(tiles(rows, self.heads, traits_of(self.device).score_elements))
         self.needs_bias = False
         self.dbias: Tensor | None = None
 

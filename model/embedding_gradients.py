@@ -81,7 +81,7 @@ class TokenSums:
         """Add to the table (V, D) the gradients (N, D) of each micro-batch. Memory: of a slab of columns, all terms and
         sums.
         """
-        width = max(1, traits_of(table.device).summed // max(len(level) for level in self.levels))
+        width = max(1, traits_of(table.device).summed_elements // max(len(level) for level in self.levels))
         wide = torch.promote_types(gradients[0].dtype, torch.float32)
         for first in range(0, table.shape[1], width):
             columns = slice(first, first + width)

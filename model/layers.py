@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from devices.base import has_fused, is_host
+from devices.base import has_fused_attention, is_host
 from devices.kernels.calls import kernels_for
 from model.dropout import NO_DROPOUT, Dropout
 from model.quantization import add_product, product, product_back
@@ -30,7 +30,7 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor
     if compiled := kernels_for(x, weight):
         y, inverse = compiled.rms_norm(x, weight, epsilon)
         return y, inverse.unsqueeze(1)
-    if has_fused(x.device):
+    if has_fused_attention(x.device):
         # On "meta" autograd would take the operation apart before it can be counted.
         with torch._C._AutoDispatchBelowAutograd():
             y, inverse = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], weight.to(x.dtype), epsilon)
@@ -57,7 +57,7 @@ class _RMSNorm(torch.autograd.Function):
         if compiled := kernels_for(grad, x, weight):
             dx, dweight = compiled.rms_norm_back(grad, x, weight, inverse)
             return dx, dweight.to(weight.dtype), None
-        if has_fused(x.device):
+        if has_fused_attention(x.device):
             wide = weight.to(x.dtype)
             dx, dweight = torch.ops.aten._fused_rms_norm_backward(grad, x, [x.shape[-1]], inverse, wide, [True, True])
             return dx, dweight.to(weight.dtype), None

@@ -128,7 +128,7 @@ def loss_and_gradients(
     grad_hidden = torch.empty_like(hidden)
     total = hidden.new_zeros((), dtype=torch.float32)
     rows = rows_of(head)
-    step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0], traits_of(hidden.device).tile)
+    step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0], traits_of(hidden.device).row_tile)
     for start in range(0, hidden.shape[0], step):
         chunk = hidden[start : start + step]
         part = None if weights is None else weights[start : start + step]
@@ -149,7 +149,7 @@ def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSet
     Shapes and memory as `loss_and_gradients`, without gradients.
     """
     losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
-    step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0], traits_of(hidden.device).tile)
+    step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0], traits_of(hidden.device).row_tile)
     for start in range(0, hidden.shape[0], step):
         part = slice(start, start + step)
         losses[part] = _chunk(hidden[part], head, labels[part], settings, None)[0]

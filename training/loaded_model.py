@@ -236,7 +236,7 @@ def _hold(
     compute = model.plan.compute
     if requested == AUTO and num_processes() > 1:
         requested = "no"  # Each process chooses for itself, so that none may round.
-    scores = 0 if device.is_host else traits_of(device.torch_device).scores
+    scores = 0 if device.is_host else traits_of(device.torch_device).score_elements
     model = replace(model, plan=replace(model.plan, kernels=kernels() is not None, scores=scores))
     candidates = list(rungs(model, storage_dtypes(as_stored, compute, requested), as_stored, weights_in))
     chosen = first_that_fits(candidates, total, lambda candidate: candidate.answering(least))

@@ -108,7 +108,7 @@ class MetaDevice(CpuDevice):
 def standing_for(work: TracedWork) -> Iterator[None]:
     """Until the context ends, tensors on meta take the way of the work's device."""
     kind = {"cuda": CUDA, "mps": MPS}[work.device]
-    with override_traits("meta", kind.with_scores(work.scores)):
+    with override_traits("meta", kind.with_score_elements(work.scores)):
         yield
 
 

@@ -274,7 +274,7 @@ class Optimizer(ABC):
         traits = traits_of(weight.device)
         return (
             not traits.is_host
-            and (len(group) + 1) * weight.numel() <= traits.update
+            and (len(group) + 1) * weight.numel() <= traits.update_elements
             and self._positions[name] == self._positions[last_name] + 1
             and _form(name, weight) == _form(last_name, last)
         )
@@ -308,7 +308,7 @@ def at_least(low: float, value: float | Tensor) -> float | Tensor:
 
 def row_chunks(tensor: Tensor) -> Iterator[slice]:
     """Cut the first dimension so that a chunk holds at most what is updated at a time (and at least one row)."""
-    rows = max(1, traits_of(tensor.device).update // max(1, tensor[0].numel()))
+    rows = max(1, traits_of(tensor.device).update_elements // max(1, tensor[0].numel()))
     for start in range(0, tensor.shape[0], rows):
         yield slice(start, min(start + rows, tensor.shape[0]))
 

@@ -203,7 +203,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor
     """
     rows, heads, queries, width = q.shape
     out = q.new_empty(rows, queries, heads, width)
-    at_once = max(1, traits_of(q.device).scores // (heads * queries * k.shape[2]))
+    at_once = max(1, traits_of(q.device).score_elements // (heads * queries * k.shape[2]))
     for first in range(0, rows, at_once):
         part = slice(first, first + at_once)
         scores = torch.matmul(q[part], k[part].transpose(2, 3))

@@ -32,7 +32,7 @@ pytestmark = [  # Torch's own compiler raises these, and hides them or not.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-GPU = replace(CUDA, is_fused=False)  # A CPU has none of its kernels.
+GPU = replace(CUDA, has_fused_attention=False)  # A CPU has none of its kernels.
 
 
 @pytest.fixture(autouse=True)

@@ -93,7 +93,7 @@ def test_dense_attention_is_its_definition(
 ) -> None:
     leaves, bias, rows = draw(kind, sources, answers if dense else 1, seed, dense=dense)
     expected = definition(*leaves[:3], bias, rows)
-    with override_traits("cpu", replace(HOST, scores=scores)):
+    with override_traits("cpu", replace(HOST, score_elements=scores)):
         read = bias if bias is None or not is_matrix else BiasMatrix.apply(bias, rows[0].longest)
         out = attend(*leaves[:3], read, rows, kind == "causal", Dropout(0.0, rows[0]))
         check(rows[0].split(out), expected, leaves)
@@ -107,7 +107,7 @@ def test_what_is_dropped_is_dropped_on_the_way_back(kind: str, scores: int) -> N
         out = attend(*inputs[:3], *(inputs[3:] or (None,)), rows, False, Dropout(0.3, rows[0], site=3))
         return torch.cat(rows[0].split(out))
 
-    with override_traits("cpu", replace(HOST, scores=scores)):
+    with override_traits("cpu", replace(HOST, score_elements=scores)):
         assert torch.autograd.gradcheck(run, leaves)
         plain = definition(*leaves[:3], None if len(leaves) == 3 else leaves[3], rows)
         assert relative_error(run(*leaves).detach(), torch.cat(plain).detach()) > 0.05
@@ -145,7 +145,7 @@ def test_the_fused_kernel_is_given_what_it_takes(
     expected = definition(q, k, v, bias, rows)
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", fused_forward)
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_backward", fused_backward)
-    with override_traits("cpu", replace(CUDA, scores=scores)):
+    with override_traits("cpu", replace(CUDA, score_elements=scores)):
         for is_matrix in (False, True):
             read = bias if bias is None or not is_matrix else BiasMatrix.apply(bias, rows[0].longest)
             out = attend(q, k, v, read, rows, kind == "causal", Dropout(0.0, rows[0]))

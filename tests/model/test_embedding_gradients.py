@@ -21,7 +21,7 @@ def draw(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.randn(tokens, WIDTH, generator=generator).add_(1.0).bfloat16()
 
 
-@pytest.mark.parametrize("traits", [HOST, replace(CUDA, summed=9000)], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("traits", [HOST, replace(CUDA, summed_elements=9000)], ids=["CPU", "GPU"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_each_row_is_rounded_once(dtype: torch.dtype, traits: DeviceTraits) -> None:
     parts = [draw(tokens, seed) for seed, tokens in enumerate((3000, 10, 1))]

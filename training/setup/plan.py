@@ -173,7 +173,7 @@ def machine_of(
         num_processes=num_processes,
         libraries_bytes=device.library_bytes,
         pads_attention=not traits.is_host,
-        fuses_attention=traits.is_fused,
+        fuses_attention=traits.has_fused_attention,
         widens_whole=device.name != "cpu",
         has_kernels=device.name == "cpu" and kernels() is not None,
         no_kernels=no_kernels,

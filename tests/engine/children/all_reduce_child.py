@@ -83,7 +83,7 @@ def again(rank: int, before: dict[str, torch.Tensor], hosts: dist.ProcessGroup |
 
     update = OptimizerInBackward(Summing(dict(model.named_parameters())), reducer=Reducer(hosts=hosts))
     blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.0)
-    with override_traits("cpu", replace(CUDA, is_fused=False) if hosts else HOST):
+    with override_traits("cpu", replace(CUDA, has_fused_attention=False) if hosts else HOST):
         micro_batches = batch.micro_batches(model, [[[0, 1], [2, 3]][rank]])
         update.finish(blockwise.gradients(micro_batches, batch.num_labels, update))
     model(batch.input_ids, batch.mask, batch.labels).backward()

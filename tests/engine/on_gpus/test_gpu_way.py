@@ -30,7 +30,7 @@ from tests.engine.small_models import (
     small_model,
 )
 
-CUDA = replace(CUDA, is_fused=False)  # A CPU has none of its kernels.
+CUDA = replace(CUDA, has_fused_attention=False)  # A CPU has none of its kernels.
 GPUS = {"cuda": CUDA, "mps": MPS}
 
 
@@ -43,7 +43,7 @@ def test_a_pass_gives_the_gradients_of_the_cpu(family: str, gpu: str, saved: int
     blockwise = blockwise_of(model, saved, rate=rate, loss=LossSettings(61 * 4 * 16, 0.1))
     results = []
     scores = 2000  # Which weights of attention are dropped follows from how they are cut: it is the same for both.
-    for traits in (replace(HOST, scores=scores), replace(GPUS[gpu], scores=scores, max_inner_size=40)):
+    for traits in (replace(HOST, score_elements=scores), replace(GPUS[gpu], score_elements=scores, max_inner_size=40)):
         with override_traits("cpu", traits):
             results.append(rectangle_gradients(blockwise, Rectangle(), "four"))
     assert_near(results[1], results[0], 2e-5)
@@ -76,7 +76,7 @@ def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str) -
         assert not optimizer.incomplete()
         return [weight.detach().clone() for weight in model.parameters()]
 
-    small = replace(GPUS[gpu], update=3000)
+    small = replace(GPUS[gpu], update_elements=3000)
     # Where a sum differs in its last place, a rounding may go the other way.
     most = 1e-5 if dtype == torch.float32 else 2e-3
     for ours, expected in zip(run(small), run(HOST), strict=True):

@@ -99,7 +99,7 @@ ORACLES = {
 
 @pytest.mark.parametrize(
     "traits",
-    [replace(HOST, update=50), MPS, replace(CUDA, update=50)],
+    [replace(HOST, update_elements=50), MPS, replace(CUDA, update_elements=50)],
     ids=["in chunks", "together on a Mac", "in chunks on a GPU"],
 )
 @pytest.mark.parametrize("name", OPTIMIZERS)

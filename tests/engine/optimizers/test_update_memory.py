@@ -58,7 +58,7 @@ def update_bytes(name: str, storage: torch.dtype, compute: torch.dtype, count: i
     time.
     """
     step = Step(2, 0.01, weight_decay=0.1)
-    with override_traits("meta", replace(CUDA, update=elements, uses_pinned_memory=False)):
+    with override_traits("meta", replace(CUDA, update_elements=elements, uses_pinned_memory=False)):
         names = [f"encoder.blocks.{number}.attention.q.weight" for number in range(count)]
         weights = {name: nn.Parameter(torch.zeros(SIDE, SIDE, dtype=storage, device="meta")) for name in names}
         optimizer = OPTIMIZERS[name](weights)
