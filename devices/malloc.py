@@ -94,9 +94,9 @@ class HeapTrimmer:
         self.share, self.least_bytes = HEAP_EXCESS.get(tuning, (0.0, 0))
         self.keeps_pages = tuning == "untrimmed"
         self._libc = _libc() if tuning in HEAP_EXCESS else None
-        self._baseline = 0  # bytes in use before any pass: weights and what else stays
-        self._counted = 0  # bytes that count as in use: the most ever with "untrimmed", else those of now
-        self._not_malloc = 0  # resident bytes that are not malloc's: all that remain in excess after a trim
+        self._baseline = 0  # bytes in use before any pass, such as the weights
+        self._counted = 0  # bytes that count as in use: with "untrimmed" the most so far, otherwise the present ones
+        self._not_malloc = 0  # resident bytes beyond those in use right after a trim, which malloc does not hold
         if self._libc is not None:
             self._baseline = self._counted = sum(_used_and_mapped(self._libc))
             self._trim(self._counted)
@@ -110,12 +110,13 @@ class HeapTrimmer:
         """Bytes in use in the heap; tensors that are mapped one by one are not counted."""
         return 0 if self._libc is None else _used_and_mapped(self._libc)[0]
 
-    def trim_excess(self, before: int) -> None:
-        """Give free memory back where there is too much of it; takes some microseconds.
+    def trim_excess(self, used_before: int) -> None:
+        """Give free memory back if the heap holds more of it than this tuning allows; takes some microseconds.
 
         Args:
-            before: `used_bytes` before the block built its graph, or freed it. What that took may stay free, since the
-                next block needs as much. `used_bytes` of now: nothing may stay free for that reason.
+            used_before: `used_bytes()` before a block built or freed its graph. As many bytes as that took may stay
+                free, since the next block needs as much. With the present `used_bytes()`, no bytes may stay free for
+                that reason.
         """
         if self._libc is None:
             return
@@ -123,7 +124,7 @@ class HeapTrimmer:
         used = in_heap + mapped
         self._counted = max(self._counted, used) if self.keeps_pages else used
         free = _resident_bytes() - self._not_malloc - self._counted
-        allowed = abs(in_heap - before) + max(self.least_bytes, self.share * (self._counted - self._baseline))
+        allowed = abs(in_heap - used_before) + max(self.least_bytes, self.share * (self._counted - self._baseline))
         if free > allowed:
             self._trim(used)
 
@@ -135,8 +136,8 @@ class HeapTrimmer:
 def _used_and_mapped(libc: ctypes.CDLL) -> tuple[int, int]:
     """Bytes in use in the heap, and in mappings of one tensor each.
 
-    Both are 0 before glibc 2.33, which has no mallinfo2: then `trim_excess` goes by how much
-    resident memory has grown since the last trim.
+    Both are 0 before glibc 2.33, which has no mallinfo2. `trim_excess` then compares resident memory
+    with that of the last trim.
     """
     if not hasattr(libc, "mallinfo2"):
         return 0, 0

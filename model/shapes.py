@@ -42,7 +42,8 @@ DECODER: Stack = "decoder"
 STACKS = (ENCODER, DECODER)
 PRODUCTS = ("q", "k", "v", "o", "gate", "wi", "wo")  # The roles of the matrices of blocks.
 ALL = "all"
-SCATTERED = {"norms": "*norm.weight", "position_bias": "*bias.table"}  # Words of `freeze` for what lies in all blocks.
+# Words of the setting `freeze` for weights that are spread over all blocks -> the pattern that each word stands for.
+FREEZE_SHORTHANDS = {"norms": "*norm.weight", "position_bias": "*bias.table"}
 TOKEN_ROWS = "token_rows"
 LABEL_HEAD = "label_head"  # Hugging Face calls it `classifier` or `classification_head`.
 # Role -> Hugging Face's name of the matrices that widen in feed-forward: without a gate, and with one.
@@ -207,13 +208,13 @@ def targets_of(c: T5ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(weight.target for weight in block_weights(c, ENCODER) if weight.is_product))
 
 
-def asked_targets(c: T5ModelConfig, targets: str) -> tuple[str, ...]:
-    """The words of the setting `lora_targets`, which may name none of this model's."""
-    return {AUTO: ("q", "v"), ALL: targets_of(c)}.get(targets, words_of(targets))
+def requested_targets(c: T5ModelConfig, targets: str) -> tuple[str, ...]:
+    """The matrices that the setting `lora_targets` names, which need not exist in this model."""
+    return {AUTO: ("q", "v"), ALL: targets_of(c)}.get(targets, comma_separated(targets))
 
 
-def words_of(text: str) -> tuple[str, ...]:
-    """The words of a setting that are separated by commas."""
+def comma_separated(text: str) -> tuple[str, ...]:
+    """The non-empty parts of a text between its commas."""
     return tuple(filter(None, map(str.strip, text.split(","))))
 
 
@@ -252,9 +253,11 @@ def token_row_weights(c: T5ModelConfig, tokens: tuple[int, int] | None) -> Itera
                 yield weight._replace(name=f"{TOKEN_ROWS}.{weight.name}", shape=shape)
 
 
-def is_meant(word: str, name: str, hf_name: str) -> bool:
-    """Whether a word of the setting `freeze` means the weight of these two names, or something that it is in."""
-    pattern = SCATTERED.get(word, word)
+def matches_pattern(pattern: str, name: str, hf_name: str) -> bool:
+    """Whether a pattern of the setting `freeze`, or one of `FREEZE_SHORTHANDS`, matches one of a weight's two names or
+    the module that the weight is in.
+    """
+    pattern = FREEZE_SHORTHANDS.get(pattern, pattern)
     return any(fnmatchcase(each, pattern) or fnmatchcase(each, f"{pattern}.*") for each in (name, hf_name))
 
 

@@ -100,6 +100,9 @@ class JsonArray(JsonLines):
     """All objects in one array."""
 
     def _values(self, source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Any]]:
+        """Each value of the array with its number. Of every block that is read, the values that end in it are decoded;
+        the rest of its text waits for the next block, and the last block is empty.
+        """
         decode_text = codecs.getincrementaldecoder("utf-8-sig")().decode
         decode_value = json.JSONDecoder().raw_decode
         number = 0

@@ -10,7 +10,7 @@ from common.language import say
 from data.sources.columns import Columns, Record, RowOf
 from data.sources.expressions import NUMBER, TEXT, TURNS, Cell, Shapes
 from data.text.conversations import TextRow
-from data.text.labels import numbered, words_of
+from data.text.labels import joined_words, numbered
 from settings.fields import listed
 
 MASK = "mask"  # the column that says which labels count
@@ -64,7 +64,7 @@ class LabelColumns(Columns):
     def _row(self, record: Record) -> TextRow:
         """The text of a record, and JSON of its labels: names where these are not known yet, else what is trained."""
         cell = Cell(self.texts[0])
-        (text,) = cell.texts({cell.column: words_of(cell.value(record))})
+        (text,) = cell.texts({cell.column: joined_words(cell.value(record))})
         label = Cell(self.label).value(record)
         mask = Cell(MASK).value(record) if MASK in record else None
         if not text.strip():

@@ -29,7 +29,7 @@ from data.sources.reading import (
     records,
 )
 from data.sources.source import Source
-from data.text.labels import words_of
+from data.text.labels import joined_words
 from data.text.templates import USER, Turn
 from settings.declared import DataConfig
 from settings.errors import UserError, reason_of
@@ -220,7 +220,7 @@ def _prompts(
                 if "\0" in text:
                     raise ValueError(say("{name} holds a NUL character", name=name))
             cell = record.get(word_column)
-            joined = words_of(cell)
+            joined = joined_words(cell)
             turns = question_of(record if joined is cell else {**record, word_column: joined})
             words = None if joined is cell else len(turns[-1][1].split())
             _check_encodable(columns.sides()[0], "".join(text for _, text in turns))

@@ -113,11 +113,11 @@ def spans_of(text: str, count: int, is_protein: bool = False) -> list[Span]:
     raise ValueError(say("has {count:,} labels, its text {letters}", count=count, letters=join(", ", sizes)))
 
 
-def words_of(cell: object) -> object:
-    """A text of a list of words, parted by blanks; anything else as it is."""
+def joined_words(cell: object) -> object:
+    """The words of a list as one text, with a space between them; anything that is not a list as it is."""
     if isinstance(cell, str) and cell.startswith("["):
         with suppress(ValueError):  # a text may begin like a list
-            return words_of(parsed(cell))
+            return joined_words(parsed(cell))
     if not isinstance(cell, list):
         return cell
     if not all(isinstance(word, str) and len(word.split()) == 1 for word in cell):

@@ -73,13 +73,15 @@ def trained_counts(model: T5ModelConfig, lora: LoraConfig, freeze: str | None) -
     patterns = [word.strip() for word in (freeze or "").split(",") if word.strip()]
     trained = list(shapes.weights(model))
     if lora.lora_rank:
-        trained = list(shapes.adapter_weights(model, lora.lora_rank, shapes.asked_targets(model, lora.lora_targets)))
+        trained = list(
+            shapes.adapter_weights(model, lora.lora_rank, shapes.requested_targets(model, lora.lora_targets))
+        )
         trained += shapes.token_row_weights(model, shapes.token_range(lora.lora_tokens))
         trained += shapes.label_head_weights(model)
     return TrainedWeights.of(
         weight
         for weight in trained
-        if not any(shapes.is_meant(pattern, weight.name, weight.hf_name) for pattern in patterns)
+        if not any(shapes.matches_pattern(pattern, weight.name, weight.hf_name) for pattern in patterns)
     )
 
 
@@ -87,7 +89,7 @@ def adapted_by(model: T5ModelConfig, lora: LoraConfig) -> Adapted:
     """What the adapters that are asked for change of what a block saves."""
     if not lora.lora_rank:
         return NO_ADAPTERS
-    return Adapted(tuple(shapes.asked_targets(model, lora.lora_targets)), lora.lora_dropout > 0)
+    return Adapted(tuple(shapes.requested_targets(model, lora.lora_targets)), lora.lora_dropout > 0)
 
 
 HEAD_ROLES = ("head", "label head", "label bias")

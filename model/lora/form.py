@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.language import join, say
-from model.shapes import ALL, asked_targets, targets_of, weights
+from model.shapes import ALL, requested_targets, targets_of, weights
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
 
@@ -69,7 +69,7 @@ def resolve_targets(shape: T5ModelConfig, targets: str) -> tuple[str, ...]:
         UserError: names that do not exist there, all at once.
     """
     names = targets_of(shape)
-    words = asked_targets(shape, targets)
+    words = requested_targets(shape, targets)
     unknown = [word for word in words if word not in names]
     if unknown or not words:
         raise UserError(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from common.language import join, say
-from model.shapes import SCATTERED, TOKEN_ROWS, hf_names, is_meant, words_of
+from model.shapes import FREEZE_SHORTHANDS, TOKEN_ROWS, comma_separated, hf_names, matches_pattern
 from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse
 
@@ -48,8 +48,8 @@ def left_to_train(shape: T5ModelConfig, is_trainable: Mapping[str, bool], patter
     all_hf_names = hf_names(shape)
     hf_name_of = {name: all_hf_names[_base_weight(name)] for name in is_trainable}
     matches = {
-        pattern: {name for name, hf_name in hf_name_of.items() if is_meant(pattern, name, hf_name)}
-        for pattern in words_of(patterns)
+        pattern: {name for name, hf_name in hf_name_of.items() if matches_pattern(pattern, name, hf_name)}
+        for pattern in comma_separated(patterns)
     }
     refuse(
         [
@@ -86,7 +86,7 @@ def _parts(names: Iterable[str]) -> str:
         ", ",
         [
             *top_level,
-            *SCATTERED,
+            *FREEZE_SHORTHANDS,
             *stacks,
             say("patterns such as *.q.weight, whole names such as {example}", example=example),
         ],

@@ -11,9 +11,9 @@ from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.shapes import (
     adapter_weights,
-    asked_targets,
     block_weights,
     is_block_matrix,
+    requested_targets,
     targets_of,
     weight_counts,
     weights,
@@ -63,7 +63,7 @@ def test_of_each_preset_as_the_model(preset: str) -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=told)
 @pytest.mark.parametrize("targets", ["auto", "all"])
 def test_adapters_as_they_are_put_on(config: T5ModelConfig, targets: str) -> None:
-    model, names = T5(config).initialise(0), asked_targets(config, targets)
+    model, names = T5(config).initialise(0), requested_targets(config, targets)
     assert set(names) <= set(targets_of(config)) == {w.target for w in block_weights(config, "encoder") if w.is_product}
     add_adapters(model, LoraSettings(2, 4.0, names))
     described = [(weight.name, weight.shape) for weight in adapter_weights(config, 2, names)]

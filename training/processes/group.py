@@ -32,12 +32,15 @@ class RankFailed(UserError):
 
 
 class Group:
-    """All processes of a run, which ask together; without an accelerator, this one alone, for which no torch is loaded.
+    """All processes of a run, and the values that they exchange. Without an accelerator it is this process alone, and
+    torch is not loaded.
 
     Attributes:
-        rank: number of this process. size: how many there are. is_main: it speaks for all. is_first_here: on its
-            machine.
-        hosts: over which tensors of the host are reduced; None: the default process group.
+        rank: number of this process.
+        size: number of processes.
+        is_main: whether this process writes files and messages for all of them.
+        is_first_here: whether this process is the first one on its machine.
+        hosts: the process group that reduces tensors in host memory; None: the default process group.
     """
 
     def __init__(self, accelerator: Accelerator | None = None) -> None:
@@ -65,7 +68,9 @@ class Group:
         self._resume_command = command
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Make a broken connection a sentence: what broke it is said by the process that failed, or by its launcher."""
+        """Turn the error of a broken connection into a message. Its cause is reported by the process that failed, or
+        by its launcher.
+        """
         words = str(error).lower()
         if (
             self.size == 1
@@ -107,8 +112,8 @@ class Group:
         return [max(each) for each in self._of_each(numbers)]
 
     def _of_each(self, numbers: tuple[float, ...]) -> list[tuple[float, ...]]:
-        """For each number those of all processes: asked several times a step, so one collective, where `gather` takes
-        two.
+        """For each number its values on all processes. It is called several times a step, so it takes one collective,
+        where `gather` takes two.
         """
         if self.size == 1:
             return [(number,) for number in numbers]
@@ -137,7 +142,7 @@ class Group:
         return next((each for each in self.gather(value) if each is not None), None)
 
     def run_on_main(self, work: Callable[[], Value]) -> Value:
-        """What the main process finds out, on all; what it refuses, all refuse."""
+        """What `work` returns on the main process, on all processes; a `UserError` of it is raised on all of them."""
         if self.size == 1:
             return work()
         value: Value | None = None

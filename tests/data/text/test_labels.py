@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from data.text.labels import in_order, label_of, labels_of, numbered, spans_of, words_of
+from data.text.labels import in_order, joined_words, label_of, labels_of, numbered, spans_of
 from data.text.proteins import prepared
 
 
@@ -58,4 +58,4 @@ def test_proteins_are_prepared_as_their_models_were_trained() -> None:
 @pytest.mark.parametrize("cell", ["['O', 'B-PER', None]", '["O", "B-PER", -100]', ["O", "B-PER", -100]])
 def test_labels_as_pandas_and_transformers_write_them(cell: object) -> None:
     assert labels_of(cell) == ["O", "B-PER", None]
-    assert words_of("['The', 'EU']") == "The EU" and words_of("[1] The EU") == "[1] The EU"
+    assert joined_words("['The', 'EU']") == "The EU" and joined_words("[1] The EU") == "[1] The EU"
