@@ -25,8 +25,8 @@ class T5ModelConfig:
     d_model = 512  # hidden size
     d_kv = 64  # size of one attention head, independent of d_model
     d_ff = 2048  # inner size of the feed-forward layers
-    num_layers = 6  # encoder blocks; named alone, also decoder blocks where both stacks are equal
-    num_decoder_layers = 6  # decoder blocks; 0: an encoder, which needs a head; 0 with a head
+    num_layers = 6  # encoder blocks; set alone, it also sets num_decoder_layers if both stacks of the preset are equal
+    num_decoder_layers = 6  # decoder blocks; 0: encoder only, which needs --head; 0 with a head
     num_heads = 8  # attention heads
     relative_attention_num_buckets = 32  # buckets of the relative position bias
     relative_attention_max_distance = 128  # distance beyond which positions share one bucket
@@ -34,17 +34,22 @@ class T5ModelConfig:
     layer_norm_epsilon = 1e-06  # epsilon of the RMS norms
     initializer_factor = 1.0  # factor on T5's initial standard deviations
     feed_forward_proj = "relu"  # activation function
-    tie_word_embeddings = True  # share one table between embedding and output; with a head over a preset too
-    scale_decoder_outputs = True  # scale the output by d_model^-0.5 (T5 1.0); with a head over a preset too
+    # share one table between embedding and output; True with a head, even if the preset has False
+    tie_word_embeddings = True
+    # scale the output by d_model^-0.5 (T5 1.0); True with a head, even if the preset has False
+    scale_decoder_outputs = True
     bias_in_every_layer = False  # one position bias table per block (UMT5)
     pad_token_id = 0  # id of the padding token
     eos_token_id = 1  # id of the end-of-sequence token
     decoder_start_token_id = None  # id of the first decoder token; none: pad_token_id
-    # what the model gives: text, or an encoder's sequence label, token labels, or none (hidden states only)
+    # output of the model: text, sequence (a label per row), token (a label per token) or none (the encoder's hidden
+    # states)
     head = "text"
-    # labels of the head: regression, a number of classes, or their names separated by commas; auto: those of the data
+    # labels of the head: regression, the number of classes, or the names of the classes separated by commas; auto: from
+    # the data
     labels = "auto"
-    # which tokens a sequence head reads: their mean, the first, or the last; auto: mean, with a decoder last
+    # what a sequence head reads: the mean over all tokens, the first token or the last one; auto: last with a decoder,
+    # else mean
     pooling = "auto"
     # layers of the head: dense (dropout, dense, tanh, dropout, out) or linear (dropout, out); auto: dense for sequence,
     # linear for token
@@ -66,8 +71,8 @@ class TrainConfig:
     allow_download = False
     max_steps = "auto"  # training steps; auto: from epochs
     epochs = "auto"  # passes over the data, if max_steps is auto; auto: 1, or 3 with is_finetune
-    # rows per step over all micro-batches and processes; auto: 32, or 8 on a machine with less than 13 GB of RAM; a
-    # number given is never changed
+    # rows per step over all micro-batches and processes; auto: 32, or 8 on a machine with less than 13 GB of RAM; an
+    # explicit number is never changed
     effective_batch_size = "auto"
     batch_size_per_gpu = "auto"  # micro-batch size: rows per forward pass
     eval_batch_size_per_gpu = "auto"  # micro-batch size in evaluation
@@ -95,11 +100,11 @@ class TrainConfig:
     eval_rows = 64  # maximum validation rows per evaluation; 4096 with a head
     save_steps = "auto"  # steps between checkpoints; auto: a tenth of all, at most 1000
     keep_latest_n_ckp = 2  # recent checkpoints to keep besides the best
-    # evaluate the average of this many last checkpoints at the end and publish it if it beats the best of them, as it
-    # often does with --lr_schedule=constant; 0: off
+    # average this many of the last checkpoints at the end, and publish the average if it scores better than the best of
+    # them, as it often does with --lr_schedule=constant; 0: off
     average_checkpoints = 0
-    log_steps = 10  # steps between lines of output where it is not a terminal
-    sample_rows = 3  # validation rows to answer at the end as samples
+    log_steps = 10  # steps between lines of output if it does not go to a terminal
+    sample_rows = 3  # validation rows whose answers are shown as samples at the end
     early_stopping_evals = 0  # stop after this many evaluations in a row without improvement; 0: never
     # metric that selects the best checkpoint: loss, a score of answers (exact_match, f1, bleu, chrf, chrf++,
     # geometric_mean, rouge_1, rouge_2, rouge_l, rouge_lsum, char_bleu, identical, recall@K, ndcg@K, mrr), of labels
@@ -117,10 +122,11 @@ class DataConfig:
     train_file = None
     # evaluation data, several sets by name: news=a.jsonl,law=b.jsonl; none: one row in a hundred is held out
     validation_file = None
-    text_column = "text"  # text column for pretraining; naming it trains on this text even where the file has pairs
-    label_column = "label"  # column of labels, for --head: one per text, or a list or string of one per token
-    # preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold>
-    # in front) or ankh (each letter encoded separately)
+    # text column for pretraining; if set, the run trains on this text even if the file has prompts and responses
+    text_column = "text"
+    label_column = "label"  # label column for --head: one label per text, or a list or string with one label per token
+    # preparation of protein sequences: prott5 (letters separated by spaces; U, Z, O and B become X), prostt5 (also
+    # <AA2fold> in front) or ankh (each letter encoded separately)
     prepare_text = "none"
     prompt_column = "prompt"  # prompt column of pairs
     response_column = "response"  # response column of pairs
@@ -135,21 +141,21 @@ class DataConfig:
     prompt_template = "auto"
     source_prefix = "auto"  # text before every prompt, such as 'summarize: '; auto: the one the model was trained with
     tokenizer_dir = "auto"  # folder with tokenizer.json; auto: the model's own, else a new one is trained
-    # file of tokens, one a line, that are added to the tokenizer and to the model's embedding; none: no tokens
+    # file of tokens, one per line, that are added to the tokenizer and to the model's embedding; none: no tokens
     extra_tokens = None
-    # training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as ProtT5);
-    # auto: span for text, pairs for prompt and response; the command dpo takes preferences; preferences in dpo, that of
-    # the head, span where a text_column is named
+    # training objective; for text: span, ul2, prefix or denoise (single tokens masked, whole text as target, as in
+    # ProtT5); auto: span for text, pairs for prompt and response; preferences for dpo, sequence or token with such a
+    # head, span if text_column is set
     objective = "auto"
     max_seq_len = 512  # maximum encoder input; 65536 with a head, so that nothing is cut
-    max_target_len = "auto"  # longest decoder input; auto: what span corruption needs, or max_seq_len for pairs
+    max_target_len = "auto"  # maximum decoder input; auto: what span corruption needs, or max_seq_len for pairs
     noise_density = 0.15  # fraction of tokens that span corruption and denoise mask
     mean_noise_span_length = 3.0  # mean length of a masked span
-    max_samples = None  # most rows of the training data to use
+    max_samples = None  # maximum rows of the training data to use
     group_by_length = True  # put rows of similar length into the same micro-batch (pairs)
     # sampling weights of the parts of train_file, such as 0.7,0.3; none: every row once per epoch
     mixture_weights = None
-    batch_tokens = 0  # most tokens in a micro-batch; 0: no limit
+    batch_tokens = 0  # maximum tokens in a micro-batch; 0: no limit
     skip_bad_rows = False  # skip and count broken rows instead of stopping at the first
     cache_dir = "data/cache"  # folder for token shards and the built-in corpus
 
@@ -159,7 +165,7 @@ class PreferenceConfig:
     """Preference training: DPO, IPO, ORPO."""
 
     preference_loss = "sigmoid"  # sigmoid (DPO), ipo (mean log-probabilities) or orpo (no reference model)
-    beta = 0.1  # how closely the model stays to the reference model; in orpo the weight of the odds ratio
+    beta = 0.1  # how strongly the model is held to the reference model; with orpo the weight of the odds-ratio loss
 
 
 @declared
@@ -170,7 +176,8 @@ class LoraConfig:
     lora_alpha = "auto"  # adapters are scaled by alpha / rank; auto: twice the rank
     lora_dropout = 0.0  # dropout on the input of the adapters
     lora_targets = "auto"  # matrices that get adapters: any of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v
-    # ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens adds
+    # ids of tokens whose embeddings are trained together with the adapters, such as 32100-32227; auto: the ids that
+    # extra_tokens adds
     lora_tokens = "auto"
     # dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 if neither fits; int4 only on request
     lora_base = "auto"
@@ -180,20 +187,22 @@ class LoraConfig:
 class MemoryConfig:
     """The memory budget, and the techniques that keep to it."""
 
-    # most memory for the process tree of one rank; on a GPU as much again of the card's; auto: what is free here
+    # maximum memory of the process tree of one rank; on a GPU the same amount again of GPU memory; auto: what is free
+    # on this machine
     memory_budget = "auto"
     # standard (keeps all activations, fastest), low (much less memory; up to 5% slower, up to 20% for narrow models),
     # ultra (least memory: recomputes all blocks, bf16 weights); auto: the fastest that fits with weights in memory
     memory_mode = "auto"
-    probe = "auto"  # measure the worst steps in a child process before the run; auto: if the plan is near the budget
-    ultra_low_mem = "auto"  # reopen the Arrow file for every read; auto: below 13 GB available
-    # no (fp32), bf16, or fp16 products of bf16 weights; auto: what this device computes fast and what fits
+    # measure the memory of the largest steps in a child process before the run; auto: if the plan is near the budget
+    probe = "auto"
+    ultra_low_mem = "auto"  # reopen the Arrow file for every read; auto: if less than 13 GB are available
+    # no (fp32), bf16, or fp16 (fp16 matrix products, bf16 weights); auto: what is fast on this device and fits
     mixed_precision = "auto"
     gradient_checkpointing = "auto"  # recompute activations in backward; auto: if the plan needs it
-    # where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a later
-    # one is clearly faster, and in a file only the blocks that do not fit elsewhere
+    # where the weights of blocks are kept while not in use: device, or offloaded to ram (GPUs only) or to a file; auto:
+    # the first that fits unless a later one is clearly faster, and in a file only the blocks that do not fit elsewhere
     weights_in = "auto"
-    weights_dir = "auto"  # folder of that file during the run; auto: output_dir
+    weights_dir = "auto"  # folder of the file with offloaded weights during the run; auto: output_dir
 
 
 @declared
@@ -205,11 +214,11 @@ class RunConfig:
     log_dir = "logs"  # folder for logs and metrics
     overwrite = False  # replace an existing run of that name
     seed = 42  # seed of initial weights, data order, masks and dropout
-    device = "auto"  # auto: CUDA, then MPS, then CPU
+    device = "auto"  # device to compute on; auto: CUDA, then MPS, then CPU
     num_threads = "auto"  # CPU threads per process; auto: one per core, fewer while other programs work
     compiled_kernels = "auto"  # C kernels, compiled on first use; auto: on Linux CPUs with gcc
-    # language of the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log is English but for its memory
-    # lines
+    # language of the messages on the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log is in English
+    # except for its memory lines
     language = "auto"
     # experiment trackers to report to, separated by commas: tensorboard, wandb, trackio, mlflow, aim, comet_ml,
     # clearml, dvclive, swanlab; none: nothing leaves this machine
@@ -224,7 +233,7 @@ class RunConfig:
 class TokenizerConfig:
     """How a tokenizer is trained."""
 
-    # bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phones and the like), or
+    # bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phonemes and the like), or
     # letters (one token per letter); auto: letters for proteins, else bpe
     tokenizer_type = "auto"
 
@@ -234,7 +243,7 @@ class CleaningConfig:
     """Which rows are dropped before training."""
 
     clean = False  # normalise text and drop rows that are too short, have few letters or repeat themselves
-    dedup = "none"  # drop rows whose texts an earlier row had (exact); none: all rows stay
+    dedup = "none"  # drop rows whose texts equal those of an earlier row (exact); none: keep all rows
 
 
 @declared
@@ -253,7 +262,7 @@ class PlanConfig:
     # machine to plan for: a name from presets/machines.yaml or a YAML file; auto: this one; with json, several
     # separated by commas
     target = "auto"
-    json = False  # print JSON, for programs (chat: also read it, one line per question)
+    json = False  # print JSON for other programs; chat also reads it, one line per question
 
 
 @declared
@@ -285,8 +294,9 @@ class ExportConfig:
 class GenerateConfig:
     """How answers are decoded."""
 
-    max_new_tokens = 128  # longest answer; if not given, the value in the model's folder: the longest it was trained on
-    min_new_tokens = 0  # shortest answer
+    # maximum answer; unless set, the value in the model's folder, which is the longest answer it was trained on
+    max_new_tokens = 128
+    min_new_tokens = 0  # minimum answer
     temperature = 0.0  # 0: greedy decoding; above 0: sampling
     top_k = 0  # sample from the k most likely tokens; 0: all
     top_p = 1.0  # sample from the most likely tokens with this total probability
@@ -297,8 +307,8 @@ class GenerateConfig:
     early_stopping = "False"
     repetition_penalty = 1.0  # penalty on tokens that were already generated; 1: none, 1.2: strong
     no_repeat_ngram_size = 0  # forbid repeating any sequence of this many tokens; 0: off
-    # answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the answers;
-    # 0: off
+    # answer longer prompts in parts of about equal length, cut at the ends of sentences or at spaces, and join the
+    # answers; 0: off
     split_prompts = 0
 
 
@@ -312,10 +322,10 @@ class AnswerConfig:
     # interrupted files are continued; none: the screen
     output = None
     generate_batch_size = "auto"  # prompts answered at once; auto: what the budget allows
-    # the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt in the
-    # model's folder, if there (in training: none); none: any
+    # file of all answers that are allowed: one per line, or a data file with a response_column; auto: answers.txt in
+    # the model's folder, if it exists (in training: none); none: any answer
     answers = "auto"
-    # best answers per prompt, written with log-probabilities or scored by rank; needs as many num_beams
+    # best answers per prompt, written with log-probabilities or scored by rank; needs num_beams to be at least as large
     num_answers = 1
 
 
@@ -323,7 +333,7 @@ class AnswerConfig:
 class EmbedConfig:
     """Which vectors of texts are written."""
 
-    vectors = "mean"  # one vector per text, the mean over its tokens, or one per token
+    vectors = "mean"  # mean: one vector per text, averaged over its tokens; token: one vector per token
 
 
 @declared
@@ -353,7 +363,7 @@ class BoardConfig:
 
     host = "127.0.0.1"  # address to listen on; one that others can reach always requires a token
     port = "auto"  # port to listen on; 0: any free one; auto: 8300 for the page, 8400 for the API
-    # password of the page, key of the API; auto: none on this machine only, else a random one is printed
+    # password of the page and key of the API; auto: none if only this machine can connect, else a random one is printed
     token = "auto"
     data_dir = "data/files"  # folder for data files and uploads
 

@@ -224,7 +224,7 @@ def _load(name: str, words: Sequence[str]) -> Config:
     for flag, values in typed.items():
         value = values[-1]
         if len(set(values)) > 1:  # The last one counts, as scripts that add theirs at the end expect.
-            text = "{name} is given {count} times; the last one, {name}={value}, applies"
+            text = "{name} appears {count} times; the last one, {name}={value}, applies"
             _print_note(say(text, name=f"--{flag}", count=len(values), value=value or ""))
         facts = facts_of.get(flag)
         positive = flag.removeprefix("no").lstrip("_")

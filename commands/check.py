@@ -44,7 +44,7 @@ def check(config: Config) -> list[tuple[str, str]]:
         except UserError as error:
             problems.extend(error.problems)
     refuse(problems)
-    Progress(1).table(say("whole"), whole)
+    Progress(1).table(say("intact"), whole)
     return whole
 
 

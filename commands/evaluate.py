@@ -275,7 +275,7 @@ def _table(result: Evaluation, num_rows: int, prepared: Prepared, answers: Answe
         numbers = {"count": f"{answers.count:,}", "all": f"{num_rows:,}", "rows": num_rows}
         rows.append((say("answers"), say(text, **numbers)))
     if unknown := answers.references.unknown:
-        text = "{count} with unknown tokens in the reference, which no answer matches"
+        text = "{count} with unknown tokens in the reference, so that no answer can match it"
         rows.append((say("unknown"), say(text, count=counted(unknown, "row"))))
     for name, score in result.metrics.items():
         digits = 4 if name.rpartition("/")[2] in (LOSS, *CLASS_SCORES, *NUMBER_SCORES) else 2

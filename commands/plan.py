@@ -237,8 +237,8 @@ def _counted(spec: RunSpec, count: int) -> RunSpec:
         except UserError:
             remarks.append(
                 say(
-                    "it fits with these lengths; it would not if all rows were as long as --max_seq_len and "
-                    "--max_target_len allow, and `train` would say so"
+                    "it fits with these lengths, but would not if all rows were as long as --max_seq_len "
+                    "and --max_target_len allow; `train` would report that"
                 )
             )
     elif count and spec.steps is None:

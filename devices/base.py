@@ -152,9 +152,9 @@ def override_traits(name: str, traits: DeviceTraits) -> Iterator[None]:
 # Values of the setting `mixed_precision`:
 PRECISION_WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 REASONS = {
-    torch.float32: say("fp32 products: bf16 ones are not faster here; weights may still be stored in bf16"),
-    torch.bfloat16: say("bf16 products: fast here"),
-    torch.float16: say("fp16 products: fast here; the residual stream is fp32"),
+    torch.float32: say("fp32 matrix products: bf16 is not faster here; weights may still be stored in bf16"),
+    torch.bfloat16: say("bf16 matrix products, which are fast here"),
+    torch.float16: say("fp16 matrix products, which are fast here; the residual stream is fp32"),
 }
 
 
@@ -458,7 +458,7 @@ class Device(ABC):
         if requested == "no":
             return DtypeChoice(dtype, say("fp32, as asked for"), True)
         if requested == "fp16" and word != requested:
-            return DtypeChoice(dtype, say("{word} products: fp16 ones are not faster here", word=word), False)
+            return DtypeChoice(dtype, say("{word} matrix products: fp16 is not faster here", word=word), False)
         return DtypeChoice(dtype, REASONS[dtype], requested in ("auto", word))
 
     def why_not_compiling(self) -> str:

@@ -102,7 +102,9 @@ def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT,
     what = say(lowest.what)
     size = format_size(budget.host_bytes)
     if local_processes == 1:
-        warning = _too_much(requested, say("{what} allows {size} here, which is used instead", what=what, size=size))
+        warning = _too_much(
+            requested, say("{what} allows only {size} here, which is used instead", what=what, size=size)
+        )
     else:
         warning = say(
             "--memory_budget = {size}, applies to each of {count} processes: {count} x {size} = {all} exceeds the "
@@ -110,7 +112,7 @@ def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT,
             size=format_size(requested),
             count=local_processes,
             all=format_size(local_processes * requested),
-            instead=say("{what} allows {size} for each of them, which is used instead", what=what, size=size),
+            instead=say("{what} allows only {size} for each of them, which is used instead", what=what, size=size),
         )
     return replace(budget, warnings=(warning,))
 
@@ -136,7 +138,9 @@ def measure_budget(
     if flag == AUTO or int(flag) <= offered:
         return replace(budget, device_bytes=offered if flag == AUTO else int(flag))
     instead = say(
-        "{device} has {size} free, which is used there instead", device=device.describe(), size=format_size(offered)
+        "{device} has only {size} free, which is used there instead",
+        device=device.describe(),
+        size=format_size(offered),
     )
     return replace(budget, device_bytes=offered, warnings=(*budget.warnings, _too_much(int(flag), instead)))
 

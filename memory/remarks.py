@@ -93,18 +93,18 @@ def _of_rows(settings: StepSettings, choice: ExecutionPlan, machine: Machine, ro
     sizes = settings.batch_size_per_gpu, settings.gradient_accumulation_steps
     if settings.effective_batch_size == AUTO and AUTO in sizes:
         sentence = (
-            "{rows} per step, over all micro-batches and processes, by the RAM of the machine; "
-            "set your own with --effective_batch_size"
+            "{rows} per step, over all micro-batches and processes, chosen by the machine's RAM; set your "
+            "own with --effective_batch_size"
         )
         if rows > machine_rows(machine):
             sentence = (
-                "{rows} per step, over all micro-batches and processes: the fewest that the size given allows; "
-                "set your own with --effective_batch_size"
+                "{rows} per step, over all micro-batches and processes: the minimum for the given batch "
+                "size; set your own with --effective_batch_size"
             )
         yield say(sentence, rows=counted(rows, "row"))
     if choice.accumulation_passes > 1:
         yield say(
-            "the micro-batches need {passes} passes over the model, with gradients kept in between",
+            "the micro-batches of a step take {passes} passes over the model, and gradients are accumulated in between",
             passes=choice.accumulation_passes,
         )
     if settings.gradient_accumulation_steps not in (AUTO, steps):
@@ -158,8 +158,8 @@ def _of_dtypes(requested: str, choice: ExecutionPlan, machine: Machine, began: P
         yield say("computing in {compute}, as the run did before ({kind})", compute=compute, kind=kind)
     elif compute == FLOAT16 and not is_bf16_fast:
         yield say(
-            "computing in float16 with a scaled loss and a float32 residual stream, because fp16 is fast here and "
-            "bf16 is not; --mixed_precision=no computes in float32"
+            "computing in float16 with loss scaling and a float32 residual stream, because fp16 is fast "
+            "here and bf16 is not; --mixed_precision=no computes in float32"
         )
     elif compute == "float32" and requested != "no":
         yield say("computing in float32, because bf16 is slow here ({kind})", kind=kind)

@@ -187,7 +187,7 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
     ]
     key: list[str] = [say("key: {key}", key=token)] if token else []
     if api.engine.decoder is None:
-        text = "vectors of {width} numbers, of texts of at most {longest} tokens"
+        text = "vectors of {width} numbers, from texts of at most {longest} tokens"
         width = f"{trained.blockwise.model.config.d_model:,}"
         lines.append(say(text, width=width, longest=f"{api.texts.longest:,}"))
         if api.texts.labeller is not None:

@@ -84,10 +84,12 @@ class T5ModelConfig:
     d_model: int = defining(512, "hidden size", low=1)
     d_kv: int = defining(64, "size of one attention head, independent of d_model", low=1)
     d_ff: int = defining(2048, "inner size of the feed-forward layers", low=1)
-    num_layers: int = defining(6, "encoder blocks; named alone, also decoder blocks where both stacks are equal", low=1)
+    num_layers: int = defining(
+        6, "encoder blocks; set alone, it also sets num_decoder_layers if both stacks of the preset are equal", low=1
+    )
     num_decoder_layers: int = defining(
         6,
-        "decoder blocks; 0: an encoder, which needs a head",
+        "decoder blocks; 0: encoder only, which needs --head",
         low=0,
         derived=Derived("0 with a head", lambda s: s.num_decoder_layers * MODEL_HEADS[s.head].needs_decoder),
     )
@@ -103,7 +105,8 @@ class T5ModelConfig:
         "share one table between embedding and output",
         needs="head=text",
         derived=Derived(
-            "with a head over a preset too", lambda s: s.tie_word_embeddings or not MODEL_HEADS[s.head].writes_text
+            "True with a head, even if the preset has False",
+            lambda s: s.tie_word_embeddings or not MODEL_HEADS[s.head].writes_text,
         ),
     )
     scale_decoder_outputs: bool = defining(
@@ -111,7 +114,8 @@ class T5ModelConfig:
         "scale the output by d_model^-0.5 (T5 1.0)",
         needs="head=text",
         derived=Derived(
-            "with a head over a preset too", lambda s: s.scale_decoder_outputs or not MODEL_HEADS[s.head].writes_text
+            "True with a head, even if the preset has False",
+            lambda s: s.scale_decoder_outputs or not MODEL_HEADS[s.head].writes_text,
         ),
     )
     bias_in_every_layer: bool = defining(False, "one position bias table per block (UMT5)")
@@ -120,18 +124,20 @@ class T5ModelConfig:
     decoder_start_token_id: int | None = defining(None, "id of the first decoder token; none: pad_token_id", low=0)
     head: str = defining(
         "text",
-        "what the model gives: text, or an encoder's sequence label, token labels, or none (hidden states only)",
+        "output of the model: text, sequence (a label per row), token (a label per token) or none (the "
+        "encoder's hidden states)",
         choices=tuple(MODEL_HEADS),
     )
     labels: str | Auto = defining(
         AUTO,
-        "labels of the head: regression, a number of classes, or their names separated by commas; auto: those of the "
-        "data",
+        "labels of the head: regression, the number of classes, or the names of the classes separated by "
+        "commas; auto: from the data",
         needs="head=sequence|token",
     )
     pooling: str | Auto = defining(
         AUTO,
-        "which tokens a sequence head reads: their mean, the first, or the last; auto: mean, with a decoder last",
+        "what a sequence head reads: the mean over all tokens, the first token or the last one; auto: last "
+        "with a decoder, else mean",
         choices=("mean", "first", "last"),
         needs="head=sequence",
     )
@@ -229,18 +235,18 @@ class DataConfig(Noting):
     )
     text_column: str = defining(
         "text",
-        "text column for pretraining; naming it trains on this text even where the file has pairs",
+        "text column for pretraining; if set, the run trains on this text even if the file has prompts and responses",
         needs=ON_TEXT,
     )
     label_column: str = defining(
         "label",
-        "column of labels, for --head: one per text, or a list or string of one per token",
+        "label column for --head: one label per text, or a list or string with one label per token",
         needs=ON_LABELS,
     )
     prepare_text: str = defining(
         "none",
-        "preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also "
-        "<AA2fold> in front) or ankh (each letter encoded separately)",
+        "preparation of protein sequences: prott5 (letters separated by spaces; U, Z, O and B become X), "
+        "prostt5 (also <AA2fold> in front) or ankh (each letter encoded separately)",
         choices=("none", "prott5", "prostt5", "ankh"),
         needs=ON_TEXT,
     )
@@ -281,13 +287,15 @@ class DataConfig(Noting):
     )
     extra_tokens: str | None = defining(
         None,
-        "file of tokens, one a line, that are added to the tokenizer and to the model's embedding; none: no tokens",
+        "file of tokens, one per line, that are added to the tokenizer and to the model's embedding; none: no tokens",
     )
     objective: str | Auto = defining(
         AUTO,
-        "training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as "
-        "ProtT5); auto: span for text, pairs for prompt and response; the command dpo takes preferences",
-        derived=Derived("preferences in dpo, that of the head, span where a text_column is named", _objective),
+        "training objective; for text: span, ul2, prefix or denoise (single tokens masked, whole text as "
+        "target, as in ProtT5); auto: span for text, pairs for prompt and response",
+        derived=Derived(
+            "preferences for dpo, sequence or token with such a head, span if text_column is set", _objective
+        ),
         choices=tuple(TASKS),
     )
     max_seq_len: int = defining(
@@ -300,7 +308,7 @@ class DataConfig(Noting):
     )
     max_target_len: int | Auto = defining(
         AUTO,
-        "longest decoder input; auto: what span corruption needs, or max_seq_len for pairs",
+        "maximum decoder input; auto: what span corruption needs, or max_seq_len for pairs",
         unit="tokens",
         low=4,
         high=65536,
@@ -316,12 +324,12 @@ class DataConfig(Noting):
     mean_noise_span_length: float = defining(
         3.0, "mean length of a masked span", unit="tokens", low=1.0, high=64.0, needs="objective=span"
     )
-    max_samples: int | None = defining(None, "most rows of the training data to use", unit="rows", low=1)
+    max_samples: int | None = defining(None, "maximum rows of the training data to use", unit="rows", low=1)
     group_by_length: bool = defining(True, "put rows of similar length into the same micro-batch (pairs)")
     mixture_weights: str | None = defining(
         None, "sampling weights of the parts of train_file, such as 0.7,0.3; none: every row once per epoch"
     )
-    batch_tokens: int = defining(0, "most tokens in a micro-batch; 0: no limit", unit="tokens", low=0)
+    batch_tokens: int = defining(0, "maximum tokens in a micro-batch; 0: no limit", unit="tokens", low=0)
     skip_bad_rows: bool = defining(False, "skip and count broken rows instead of stopping at the first")
     cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", is_place=True)
 
@@ -354,8 +362,8 @@ class TrainConfig(Noting):
     )
     effective_batch_size: int | Auto = defining(
         AUTO,
-        "rows per step over all micro-batches and processes; auto: 32, or 8 on a machine with less than 13 GB of RAM; "
-        "a number given is never changed",
+        "rows per step over all micro-batches and processes; auto: 32, or 8 on a machine with less than 13 "
+        "GB of RAM; an explicit number is never changed",
         unit="rows",
         low=1,
     )
@@ -419,13 +427,13 @@ class TrainConfig(Noting):
     keep_latest_n_ckp: int = setting(2, "recent checkpoints to keep besides the best", low=1)
     average_checkpoints: int = setting(
         0,
-        "evaluate the average of this many last checkpoints at the end and publish it if it beats the best of them, as "
-        "it often does with --lr_schedule=constant; 0: off",
+        "average this many of the last checkpoints at the end, and publish the average if it scores better "
+        "than the best of them, as it often does with --lr_schedule=constant; 0: off",
         unit="checkpoints",
         low=0,
     )
-    log_steps: int = setting(10, "steps between lines of output where it is not a terminal", low=1)
-    sample_rows: int = setting(3, "validation rows to answer at the end as samples", unit="rows", low=0)
+    log_steps: int = setting(10, "steps between lines of output if it does not go to a terminal", low=1)
+    sample_rows: int = setting(3, "validation rows whose answers are shown as samples at the end", unit="rows", low=0)
     early_stopping_evals: int = setting(
         0, "stop after this many evaluations in a row without improvement; 0: never", unit="evaluations", low=0
     )
@@ -447,7 +455,9 @@ class PreferenceConfig(Noting):
         choices=tuple(PREFERENCE_LOSSES),
     )
     beta: float = defining(
-        0.1, "how closely the model stays to the reference model; in orpo the weight of the odds ratio", above=0.0
+        0.1,
+        "how strongly the model is held to the reference model; with orpo the weight of the odds-ratio loss",
+        above=0.0,
     )
 
 
@@ -467,8 +477,8 @@ class LoraConfig(Noting):
     )
     lora_tokens: str | Auto | None = defining(
         AUTO,
-        "ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens "
-        "adds",
+        "ids of tokens whose embeddings are trained together with the adapters, such as 32100-32227; auto: "
+        "the ids that extra_tokens adds",
         needs="lora_rank",
     )
     lora_base: str | Auto = defining(
@@ -486,7 +496,8 @@ class MemoryConfig(Noting):
 
     memory_budget: Size | Auto = setting(
         AUTO,
-        "most memory for the process tree of one rank; on a GPU as much again of the card's; auto: what is free here",
+        "maximum memory of the process tree of one rank; on a GPU the same amount again of GPU memory; "
+        "auto: what is free on this machine",
     )
     memory_mode: str | Auto = setting(
         AUTO,
@@ -496,24 +507,31 @@ class MemoryConfig(Noting):
         choices=("standard", "low", "ultra"),
     )
     probe: bool | Auto = setting(
-        AUTO, "measure the worst steps in a child process before the run; auto: if the plan is near the budget"
+        AUTO,
+        "measure the memory of the largest steps in a child process before the run; auto: if the plan is "
+        "near the budget",
     )
-    ultra_low_mem: bool | Auto = setting(AUTO, "reopen the Arrow file for every read; auto: below 13 GB available")
+    ultra_low_mem: bool | Auto = setting(
+        AUTO, "reopen the Arrow file for every read; auto: if less than 13 GB are available"
+    )
     mixed_precision: str | Auto = defining(
         AUTO,
-        "no (fp32), bf16, or fp16 products of bf16 weights; auto: what this device computes fast and what fits",
+        "no (fp32), bf16, or fp16 (fp16 matrix products, bf16 weights); auto: what is fast on this device and fits",
         choices=("no", "fp16", "bf16"),
     )
     gradient_checkpointing: bool | Auto = setting(AUTO, "recompute activations in backward; auto: if the plan needs it")
     weights_in: str | Auto = setting(
         AUTO,
-        "where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a "
-        "later one is clearly faster, and in a file "
-        "only the blocks that do not fit elsewhere",
+        "where the weights of blocks are kept while not in use: device, or offloaded to ram (GPUs only) or "
+        "to a file; auto: the first that fits unless a later one is clearly faster, and in a file only the "
+        "blocks that do not fit elsewhere",
         choices=("device", "ram", "file"),
     )
     weights_dir: str | Auto = setting(
-        AUTO, "folder of that file during the run; auto: output_dir", is_place=True, needs="weights_in=file"
+        AUTO,
+        "folder of the file with offloaded weights during the run; auto: output_dir",
+        is_place=True,
+        needs="weights_in=file",
     )
 
 
@@ -528,15 +546,15 @@ class RunConfig(Noting):
     log_dir: str = setting("logs", "folder for logs and metrics", is_place=True)
     overwrite: bool = setting(False, "replace an existing run of that name")
     seed: int = defining(42, "seed of initial weights, data order, masks and dropout", low=0, high=2**63 - 1)
-    device: str | Auto = setting(AUTO, "auto: CUDA, then MPS, then CPU", choices=DEVICES)
+    device: str | Auto = setting(AUTO, "device to compute on; auto: CUDA, then MPS, then CPU", choices=DEVICES)
     num_threads: int | Auto = setting(
         AUTO, "CPU threads per process; auto: one per core, fewer while other programs work", low=1
     )
     compiled_kernels: bool | Auto = setting(AUTO, "C kernels, compiled on first use; auto: on Linux CPUs with gcc")
     language: str | Auto = setting(
         AUTO,
-        "language of the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log is English but for its "
-        "memory lines",
+        "language of the messages on the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log "
+        "is in English except for its memory lines",
         choices=LANGUAGES,
     )
     log_with: str | None = setting(
@@ -558,8 +576,8 @@ class TokenizerConfig(Noting):
 
     tokenizer_type: str | Auto = setting(
         AUTO,
-        "bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phones and the like), "
-        "or letters (one token per letter); auto: letters for proteins, else bpe",
+        "bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phonemes "
+        "and the like), or letters (one token per letter); auto: letters for proteins, else bpe",
         choices=("bpe", "unigram", "byte", "words", "letters"),
     )
 
@@ -573,7 +591,7 @@ class CleaningConfig(Noting):
     )
     dedup: str = defining(
         "none",
-        "drop rows whose texts an earlier row had (exact); none: all rows stay",
+        "drop rows whose texts equal those of an earlier row (exact); none: keep all rows",
         choices=("none", "exact"),
     )
 
@@ -600,7 +618,7 @@ class PlanConfig(Noting):
         "machine to plan for: a name from presets/machines.yaml or a YAML file; auto: this one; with json, several "
         "separated by commas",
     )
-    json: bool = setting(False, "print JSON, for programs (chat: also read it, one line per question)")
+    json: bool = setting(False, "print JSON for other programs; chat also reads it, one line per question")
 
 
 @dataclass(frozen=True)
@@ -643,12 +661,12 @@ class GenerateConfig:
 
     max_new_tokens: int = setting(
         128,
-        "longest answer; if not given, the value in the model's folder: the longest it was trained on",
+        "maximum answer; unless set, the value in the model's folder, which is the longest answer it was trained on",
         unit="tokens",
         low=1,
         high=65536,
     )
-    min_new_tokens: int = setting(0, "shortest answer", unit="tokens", low=0, high=65536, needs="answers=none")
+    min_new_tokens: int = setting(0, "minimum answer", unit="tokens", low=0, high=65536, needs="answers=none")
     temperature: float = setting(0.0, "0: greedy decoding; above 0: sampling", low=0.0, high=10.0)
     top_k: int = setting(0, "sample from the k most likely tokens; 0: all", low=0, needs="temperature")
     top_p: float = setting(
@@ -685,8 +703,8 @@ class GenerateConfig:
     )
     split_prompts: int = setting(
         0,
-        "answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the "
-        "answers; 0: off",
+        "answer longer prompts in parts of about equal length, cut at the ends of sentences or at spaces, "
+        "and join the answers; 0: off",
         unit="tokens",
         low=0,
         needs="answers=none",
@@ -710,13 +728,14 @@ class AnswerConfig(Noting):
     )
     answers: str | Auto | None = defining(
         AUTO,
-        "the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt "
-        "in the model's folder, if there (in training: none); none: any",
+        "file of all answers that are allowed: one per line, or a data file with a response_column; auto: "
+        "answers.txt in the model's folder, if it exists (in training: none); none: any answer",
         needs="head=text",
     )
     num_answers: int = defining(
         1,
-        "best answers per prompt, written with log-probabilities or scored by rank; needs as many num_beams",
+        "best answers per prompt, written with log-probabilities or scored by rank; needs num_beams to be "
+        "at least as large",
         low=1,
         high=256,
         needs=("head=text", "eval_generate_rows"),
@@ -728,7 +747,9 @@ class EmbedConfig(Noting):
     """Which vectors of texts are written."""
 
     vectors: str = setting(
-        "mean", "one vector per text, the mean over its tokens, or one per token", choices=("mean", "token")
+        "mean",
+        "mean: one vector per text, averaged over its tokens; token: one vector per token",
+        choices=("mean", "token"),
     )
 
 
@@ -772,7 +793,9 @@ class BoardConfig(Noting):
         AUTO, "port to listen on; 0: any free one; auto: 8300 for the page, 8400 for the API", low=0, high=65535
     )
     token: str | Auto | None = setting(
-        AUTO, "password of the page, key of the API; auto: none on this machine only, else a random one is printed"
+        AUTO,
+        "password of the page and key of the API; auto: none if only this machine can connect, else a "
+        "random one is printed",
     )
     data_dir: str = setting("data/files", "folder for data files and uploads")
 

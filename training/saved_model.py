@@ -310,7 +310,7 @@ def saved_note(values: Mapping[str, Any], origin: Callable[[str], str | None]) -
     ]
     if not flags:
         return []
-    return [say("as the model's folder says: {settings}; flags override it", settings=", ".join(flags))]
+    return [say("from the model's folder: {settings}; flags override them", settings=", ".join(flags))]
 
 
 def _not_an_adapter(path: Path) -> str:

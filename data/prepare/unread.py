@@ -22,10 +22,10 @@ from settings.fields import counted, listed
 # For each group of `Listing` what is said of its files; {files} and {count} are how many there are.
 GROUPS = {
     "descriptions": (
-        "{count} .json next to other data files, usually metadata, first {file}; give it too if it holds rows"
+        "{count} .json next to other data files, usually metadata, first {file}; name it too if it holds rows"
     ),
     "test": "{files} named as test data, first {file}",
-    "unsorted": "{files} whose names mention no split, first {file}",
+    "unsorted": "{files} whose names contain neither train, validation nor test, first {file}",
     "validation": "{files} named as validation data, first {file}",
     "unheeded": "{files} named as validation or test data, because none is named train, first {file}",
 }
@@ -49,7 +49,7 @@ def _of_files(parts: Sequence[Listing], holds_out: bool) -> Table:
         holds_out: whether those for validation are read.
     """
     read = set(chain.from_iterable(part.files for part in parts))
-    titles = {"unheeded": "read too", "validation": "held out" if holds_out else "not read"}
+    titles = {"unheeded": "also read", "validation": "held out" if holds_out else "not read"}
     messages = defaultdict[str, list[str]](list)
     for group, message in GROUPS.items():
         of_group = chain.from_iterable(getattr(part, group) for part in parts)
@@ -76,6 +76,6 @@ def _of_columns(data: DataConfig, task: TaskProtocol, sources: Sequence[Source])
     if unused:
         table.append((say("not used"), listed(list(unused))))
     if columns.has_answers:
-        several = "where {column} has several, the first is trained on and scores count the best"
+        several = "if {column} has several answers, training uses the first, and scores use the one that matches best"
         table.append((say("right answers"), say(several, column=columns.texts[1])))
     return table + quoted

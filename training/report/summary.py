@@ -84,15 +84,17 @@ class Summary:
             peak = self.over_peak_bytes
             budget = self.budget_bytes
             message = (
-                "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; everything is saved in "
-                "{folder}. Use --memory_budget={enough}M, or settings that take less: see `plan`"
+                "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; everything is "
+                "saved in {folder}. Use --memory_budget={enough}M, or settings that need less memory (see "
+                "`plan`)"
             )
         else:
             peak = self.host_peak_bytes or 0
             budget = self.host_budget_bytes or 0
             message = (
-                "--memory_budget = {budget}, was exceeded in RAM, first {when}: the peak was {peak}, with the "
-                "libraries of the device; everything is saved in {folder}. Use --memory_budget={enough}M"
+                "--memory_budget = {budget}, was exceeded in RAM, first {when}: the peak was {peak}, "
+                "including the device's libraries; everything is saved in {folder}. Use "
+                "--memory_budget={enough}M"
             )
         return say(
             message,
@@ -204,7 +206,7 @@ def detail_rows(summary: Summary) -> Rows:
     total = summary.steps
     figures = {"time": duration(summary.seconds), "speed": f"{summary.tokens_per_second:,.0f}"}
     if not summary.steps_here:
-        steps = say("{steps}, all done before; --max_steps={more} trains further", steps=total, more=2 * total)
+        steps = say("{steps}, all done earlier; --max_steps={more} continues training", steps=total, more=2 * total)
     elif summary.steps_here < total:
         steps = say(
             "{steps}, the last {here} in {time}, {speed} tokens/s", steps=total, here=summary.steps_here, **figures

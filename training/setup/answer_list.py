@@ -169,7 +169,7 @@ def unlisted_note(tree: AnswerTree, loader: StepLoader, rows: int, subset: range
     count = is_listed.count(False)
     if not count:
         return []
-    text = "{count} of {rows} have a reference that is not in the list of answers, which no answer matches"
+    text = "{count} of {rows} have a reference that is not in the list of answers, so that no answer can match it"
     return [say(text, count=f"{count:,}", rows=counted(len(is_listed), "row"))]
 
 

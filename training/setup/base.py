@@ -215,7 +215,7 @@ def _refuse_to_delete_start(run_dir: Path, model: SavedModel | None, tokenizer_d
     for folder in [*folders, Path(tokenizer_dir)]:
         if folder.resolve().is_relative_to(run_dir.resolve()):
             raise UserError(
-                "--run_name = {run}, would replace {folder}, which this run starts from; choose another run",
+                "--run_name = {run}, would replace {folder}, which this run starts from; choose another name",
                 run=run_dir.name,
                 folder=folder,
             )

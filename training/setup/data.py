@@ -170,7 +170,7 @@ def _notes_on_rows(
     shape = None if start.model is None else start.model.shape
     is_kept = shape is None or (model.has_labels_of(shape) and shape.has_dense_head == model.has_dense_head)
     if shape is not None and shape.num_labels and not is_kept:
-        text = "the head of {model} has other labels or layers: a new one starts from random weights"
+        text = "the head of {model} has other labels or layers, so a new head starts from random weights"
         notes.append(say(text, model=start.folder))
     if tokenizer.has_own_masks and task.needs_sentinels:
         text = (
@@ -318,8 +318,9 @@ def taken_up(state: TrainingState, now: dict[str, Any], metric: str) -> tuple[Tr
         return state, []
     if before["content"] != now["content"]:
         text = (
-            "the data has changed since this run was saved: from {before} and {held_out} held out to {now} and "
-            "{now_held_out}; rows held out before may now be trained on, and the best evaluation starts over"
+            "the data has changed since this run was saved: from {before} and {held_out} held out to {now} "
+            "and {now_held_out}; rows held out before may now be trained on, and the best evaluation is "
+            "reset"
         )
         note = say(
             text,
@@ -338,6 +339,6 @@ def taken_up(state: TrainingState, now: dict[str, Any], metric: str) -> tuple[Tr
     for name, rows, best_numbers in measured:
         if before[rows] != now[rows]:
             state = dataclasses.replace(state, **best_numbers)
-            text = "the best {metric} starts over: it was measured on {before}, and is now measured on {now}"
+            text = "the best {metric} is reset: it was measured on {before}, and is now measured on {now}"
             notes.append(say(text, metric=name, before=counted(before[rows], "row"), now=counted(now[rows], "row")))
     return state, list(dict.fromkeys(notes))

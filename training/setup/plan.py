@@ -63,8 +63,8 @@ def choose_plan(run: Beginning, data: PreparedData, budget: Budget, monitor: Mon
     ram_bytes = int(group.all_reduce_max(loaded_bytes(run.device, base_bytes))[0])
     if budget.is_on_device and ram_bytes > budget.host_bytes:
         raise DoesNotFit(
-            "{budget} of RAM ({why}), is less than the {size} that a run on {device} takes there, with the libraries "
-            "of the device",
+            "{budget} of RAM ({why}), is less than the {size} of RAM that a run on {device} needs, "
+            "including the device's libraries",
             budget=format_size(budget.host_bytes),
             why=say(budget.binding),
             size=format_size(ram_bytes),
@@ -211,7 +211,7 @@ def _probed(run: Beginning, data: PreparedData, spec: RunSpec, budget: Budget, b
     """
     ram_bytes = budget.host_bytes - base_bytes
     if budget.is_on_device and loaded_bytes(run.device, base_bytes) > ram_bytes:
-        text = "not probed: {size} of RAM is too little for a child process that uses the device"
+        text = "not probed: {size} of RAM is not enough for a child process that uses the device"
         return _with_reasons(spec, say(text, size=format_size(ram_bytes)))
     decide = partial(resolve, run.config, rows=spec.rows, done=run.state.step)
     child_bytes = 0 if run.device.is_separate_memory else max(1, min(ram_bytes, free_host_bytes()))
@@ -225,7 +225,7 @@ def _probed(run: Beginning, data: PreparedData, spec: RunSpec, budget: Budget, b
                 trial = decide(replace(spec.machine, budget_bytes=child_bytes)).plan
         if trial.peak_bytes > child_bytes > 0 or trial.choice.malloc != planned.choice.malloc:
             size = format_size(child_bytes)
-            notes.append(say("not probed: {size} left for a child process is too little for any step", size=size))
+            notes.append(say("not probed: the {size} left for a child process is not enough for any step", size=size))
             break
         result = _probe(run, data, spec.rows, trial, budget.limit(), child_bytes)
         notes.append(_in_words(result, trial))

@@ -53,8 +53,8 @@ def choose_start(config: Config) -> tuple[Path | None, list[str]]:
     if not needs_base:
         tokenizer = config.data.tokenizer_dir
         text = (
-            "starting from random weights, {why}: the model ({preset}) learns from this data only, with {tokenizer}; "
-            "a few thousand pairs are not enough for that. {others}"
+            "starting from random weights, {why}: the model ({preset}) learns from this data alone, with "
+            "{tokenizer}; a few thousand pairs are not enough for that. {others}"
         )
         note = say(
             text,

@@ -111,7 +111,7 @@ SPLITS: list[tuple[str, str, str, set[str]]] = [
     ("data/train-0.jsonl data/test-0.jsonl", "train-0.jsonl", "", {"not read"}),
     ("Train.jsonl my_dev.jsonl more.jsonl", "Train.jsonl", "my_dev.jsonl", {"not read", "held out"}),
     ("a.jsonl contest.jsonl trainer.jsonl", "a.jsonl contest.jsonl trainer.jsonl", "", set()),
-    ("a.jsonl test.jsonl", "a.jsonl test.jsonl", "", {"read too"}),
+    ("a.jsonl test.jsonl", "a.jsonl test.jsonl", "", {"also read"}),
 ]
 
 

@@ -101,7 +101,7 @@ def test_a_tokenizer_that_does_not_suit_is_taken_only_where_it_is_named(tmp_path
 def test_a_run_does_not_replace_what_it_starts_from(tmp_path: Path, pretrained: Path, flags: dict[str, str]) -> None:
     flags_of_start = {name: value.format(run=pretrained) for name, value in flags.items()}
     config = settings(tmp_path, run_name=pretrained.name, overwrite=True, **flags_of_start)
-    with pytest.raises(UserError, match=f"would replace {pretrained}, which this run starts from; choose another run"):
+    with pytest.raises(UserError, match=f"would replace {pretrained}, which this run starts from; choose another name"):
         started(config)
     assert (pretrained / "model.safetensors").is_file()
 
