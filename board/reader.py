@@ -356,9 +356,7 @@ class History:
             case "sample":
                 texts = {name: str(event.get(name, ""))[:LONGEST_SAMPLE] for name in ("prompt", "answer", "reference")}
                 self.samples.append({"step": step, **texts})
-            case "start" | "end":
-                self.latest.add(event)
-            case "plan" if not self.latest["plan"]:  # The whole start is measured against its first plan.
+            case "start" | "plan" | "end":
                 self.latest.add(event)
         if values:
             self.grid.add(step, self._seconds, values)

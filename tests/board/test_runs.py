@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from board import commands
-from board.reader import Folders, Outside
+from board.reader import Folders, History, Outside
 from board.runs import delete_run, list_runs, run_facts
 from settings.errors import UserError
 from settings.loading import load
@@ -108,6 +108,15 @@ def test_figures_come_from_the_end_of_a_long_file(where: Folders) -> None:
     assert (facts["step"], facts["max_steps"], facts["loss"]) == (1001, 5000, 1 / 1000) and not facts["loss_is_number"]
     assert facts["model"] == "tiny" and facts["peak_bytes"] == 1500 and facts["budget_bytes"] == 4000
     assert (facts["seconds_left"], facts["ends"], facts["tokens_per_second"]) == (60.0, BEGAN + 1060, 100.0)
+
+
+def test_list_and_page_show_the_newest_plan_of_a_start(where: Folders) -> None:
+    first, second, newest = ({"event": "plan", "peak_bytes": size, "budget_bytes": 4000} for size in (9, 8, 7))
+    history = History(write(where, "one", start(), first, start(), second, step(1), newest))
+    history.refresh()
+    assert history.latest["plan"]["peak_bytes"] == 7 and run_facts(where, "one")["planned_peak_bytes"] == 7
+    beat(where, "one", planned_peak_bytes=6)
+    assert run_facts(where, "one")["planned_peak_bytes"] == 6, "of a long file only both ends are read"
 
 
 BEAT = {"state": "running", "time": 5.0, "max_steps": 10, "started": 1.0, "seconds_left": 5, "doing": {}}

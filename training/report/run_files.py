@@ -89,7 +89,9 @@ class EventReader:
 
 
 class LatestEvents(dict[str, Record]):
-    """The last event of each kind, empty where there was none. A start makes a run that had ended one that goes on."""
+    """The newest event of each kind, empty where there was none. A new start drops the plan, the end and the failure of
+    the start before it.
+    """
 
     def add(self, event: Record) -> None:
         """Take the next event."""

@@ -61,6 +61,7 @@ class RunLog:
         self._began = time.monotonic()
         self._watched = self._began  # The time of the last line about memory.
         self._step = start_step
+        self._planned_peak_bytes: int | None = None  # By the newest plan.
         self._max_steps = int(train.max_steps)
         self.progress = Progress(
             self._max_steps, is_main, train.log_steps, start_step=start_step, is_quiet=output.quiet
@@ -137,6 +138,7 @@ class RunLog:
     def plan(self, plan: Plan) -> None:
         """How the run goes from now on."""
         logger.info("activation checkpointing: {}", english(plan.recomputed()))
+        self._planned_peak_bytes = plan.peak_bytes
         self.event("plan", **plan.as_dict())
 
     def rewind(self, step: int) -> None:
@@ -176,5 +178,6 @@ class RunLog:
             "log": str(self._file),
             "peak_bytes": self.monitor.peak_bytes,
             "budget_bytes": self.monitor.budget_bytes,
+            "planned_peak_bytes": self._planned_peak_bytes,
             **self.monitor.latest(),
         }
