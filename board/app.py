@@ -177,7 +177,7 @@ def _wish(board: Board, request: Request, body: dict[str, Any]) -> Any:
             if problem:
                 return Json({"problems": [problem]}, 409)
         case _:
-            board.launcher.wish(name, str(word))
+            board.launcher.request(name, str(word))
     return {"done": word}
 
 

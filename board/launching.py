@@ -1,8 +1,8 @@
 """Runs that outlive the page: child processes in sessions of their own, started from a queue of files.
 
-What is asked for is written to `logs/<run>/launch.json` first and started from there: a page that is closed or
-restarted loses nothing, and whatever waits is seen by every browser. The oldest that waits is planned beside the runs
-that live; where it does not fit it goes on waiting, and where it would not fit an empty machine it is refused with the
+Each run that is requested is first written to `logs/<run>/launch.json` and started from there, so that a page that is
+closed or restarted loses nothing and every browser sees the queue. The oldest run in the queue is planned for the memory
+that the active runs leave. If it does not fit, it waits; if it would not fit even without them, it is refused with the
 reasons.
 """
 
@@ -34,12 +34,12 @@ from settings.loading import load
 from training.report.run_files import LAUNCH_FILE, REQUEST_FILE, Record, number_of, read_record
 
 QUEUE_SECONDS = 2.0
-# How long memory may be short with no run beside it: a model on the page is ended after ten quiet minutes, and a run
-# that has just ended gives its memory back a moment later.
+# How long a run that does not fit waits while no other run is active. Memory may still come free: the page unloads a
+# model after ten minutes without a question, and a run that has just ended returns its memory a moment later.
 PATIENCE_SECONDS = 660.0
-LOOK_AGAIN_SECONDS = 30.0  # A plan takes a second of the processor that others train on.
+LOOK_AGAIN_SECONDS = 30.0  # A plan takes a second of processor time, which active runs need.
 DOES_NOT_FIT = 3
-# What a session is on Windows: the page's Ctrl-C is not for its runs.
+# On Windows a process group stands for a session: Ctrl-C on the page's terminal must not reach its runs.
 OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 SAVE = "save"
 STOP = "stop"
@@ -48,10 +48,10 @@ COMMANDS = ("train", "dpo")
 
 @dataclass
 class Launcher:
-    """Starts runs, keeps the queue, and passes wishes on.
+    """Keeps the queue, starts runs from it, and passes requests to save or stop on to them.
 
     Args:
-        folder: where the runs' relative paths begin.
+        folder: the folder that relative paths in the settings of runs start from.
     """
 
     folders: Folders
@@ -59,18 +59,18 @@ class Launcher:
     folder: Path
     program: tuple[str, ...] = PROGRAM
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    # When the queue was last planned, and beside what.
-    _planned: tuple[float, object] = (-math.inf, None)
-    # Since when memory is short for the next run, with none beside it.
-    _short: dict[str, float] = field(default_factory=dict)
-    # Held from a look at a run's files until what follows from it is written: requests come in threads.
+    # When a run of the queue was last planned, and what it depended on: the run, and the active runs.
+    _last_plan: tuple[float, object] = (-math.inf, None)
+    # The next run if it does not fit -> since when no other run has been active.
+    _waiting_since: dict[str, float] = field(default_factory=dict)
+    # Held from reading a run's files until the decision is written, since requests come from several threads.
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def ask(self, name: str, command: str, flags: Flags) -> None:
+    def enqueue(self, name: str, command: str, flags: Flags) -> None:
         """Put a run into the queue.
 
         Raises:
-            UserError: the settings are wrong, or the name is taken. Outside: the name is none.
+            UserError: the settings are wrong, or the name is taken. Outside: it is not a valid name.
         """
         flags = {
             **flags,
@@ -80,14 +80,14 @@ class Launcher:
         }
         load(command, flags)
         with self._lock:
-            self._claim(name, goes_on(flags))
+            self._reserve_name(name, goes_on(flags))
             self._write(name, {"asked": time.time(), "command": command, "flags": flags, "process": None})
 
-    def ask_anew(self, stem: str, command: str, flags: Flags) -> str:
+    def enqueue_under_free_name(self, stem: str, command: str, flags: Flags) -> str:
         """Put a run into the queue under the first of `stem`, `stem_2`, `stem_3` ... that is free. Returns its name.
 
         Raises:
-            UserError, Outside: see `ask`.
+            UserError, Outside: see `enqueue`.
         """
         with self._lock:
             name = stem
@@ -95,17 +95,18 @@ class Launcher:
                 if not self._is_there(name):
                     break
                 name = f"{stem}_{number}"
-            self.ask(name, command, flags)
+            self.enqueue(name, command, flags)
             return name
 
     def _is_there(self, name: str) -> bool:
         return self.folders.logs(name).exists() or self.folders.saved(name).exists()
 
-    def _claim(self, name: str, is_resumed: bool) -> None:
-        """Make the folder of a run that may be asked for; that of a new run here alone, also beside another page.
+    def _reserve_name(self, name: str, is_resumed: bool) -> None:
+        """Make the log folder of a run. For a new run the folder must not exist, so that of two pages only one gets the
+        name.
 
         Raises:
-            UserError: the name is taken, or there is nothing to go on from.
+            UserError: the name is taken, or there is no run to resume.
         """
         is_there = self._is_there(name)
         is_saved = self.folders.saved(name).exists()
@@ -137,8 +138,8 @@ class Launcher:
         with self._lock:
             return delete_run(self.folders, name)
 
-    def wish(self, name: str, word: str) -> None:
-        """Ask a run to `save` now, or to `stop` behind its step.
+    def request(self, name: str, word: str) -> None:
+        """Ask a run to `save` now, or to `stop` after its current step.
 
         Raises:
             Outside: the run or the word is unknown.
@@ -173,32 +174,32 @@ class Launcher:
             return None
         name = min(waiting, key=lambda name: queue[name]["asked"])
         situation = [name, queue[name]["asked"], active]
-        if self._planned[1] == situation and time.monotonic() - self._planned[0] < LOOK_AGAIN_SECONDS:
+        if self._last_plan[1] == situation and time.monotonic() - self._last_plan[0] < LOOK_AGAIN_SECONDS:
             return None
         try:
             plan = await self.planner.plan(queue[name]["flags"], still_to_take(runs), fresh_seconds=0.0)
         finally:
-            self._planned = (time.monotonic(), situation)
+            self._last_plan = (time.monotonic(), situation)
         return await asyncio.to_thread(self._follow, name, queue[name], plan, active)
 
     def _queue(self) -> dict[str, Record]:
-        """The launches that wait, by the names of their runs; those that somebody else has written are passed over."""
+        """The launches that wait, by the names of their runs; files that are no launch of the page are skipped."""
         names = [path.parent.name for path in self.folders.log_dir.glob(f"*/{LAUNCH_FILE}")]
         launches = {name: self._launch(name) for name in names if is_run_name(name)}
         return {name: launch for name, launch in launches.items() if _waits(launch)}
 
     def _follow(self, name: str, launch: Record, plan: Record, active: list[str]) -> str | None:
-        """Do with a run what its plan says. Returns its name if it was started.
+        """Start, keep waiting or refuse a run, by its plan. Returns its name if it was started.
 
         Args:
-            launch: that was planned; where another stands there by now, the run was withdrawn, deleted or asked for
-                anew.
-            active: runs that are alive.
+            launch: the launch that was planned. Nothing is done if the file has another one by now: the run was
+                withdrawn, deleted or requested again.
+            active: names of the active runs.
         """
         now = time.time()
         is_short = plan.get("exit_code") == DOES_NOT_FIT
-        since = now if active else self._short.get(name, now)
-        self._short = {name: since} if is_short else {}
+        since = now if active else self._waiting_since.get(name, now)
+        self._waiting_since = {name: since} if is_short else {}
         is_hopeless = not active and now - since >= PATIENCE_SECONDS
         with self._lock:
             if self._launch(name) != launch:
@@ -238,12 +239,12 @@ class Launcher:
         }
         try:
             self._write(name, {**launch, **started})
-        except OSError:  # It would be started once more.
+        except OSError:  # Without its file the queue would start the run once more.
             child.terminate()
             raise
 
     def count_ended(self) -> None:
-        """Note how children ended, and let the system forget them."""
+        """Write down the exit codes of children that have ended; `poll` lets the system forget them."""
         ended = {name: child for name, child in self._children.items() if child.poll() is not None}
         for name, child in ended.items():
             del self._children[name]

@@ -173,15 +173,15 @@ class Board:
         name = _name_of(raw)
         if name.lower() in ("", AUTO):
             kind = "finetune" if str(raw.get("is_finetune", "")).lower() == "true" else "pretrain"
-            return self.launcher.ask_anew(f"{kind}_{time.strftime('%Y%m%d_%H%M%S')}", "train", flags)
-        self.launcher.ask(name, "train", flags)
+            return self.launcher.enqueue_under_free_name(f"{kind}_{time.strftime('%Y%m%d_%H%M%S')}", "train", flags)
+        self.launcher.enqueue(name, "train", flags)
         return name
 
     def resume(self, name: str, **more: str) -> None:
         """Let a run go on from its last checkpoint, with more settings such as `max_steps` where it is to go
         further.
         """
-        self.launcher.ask(name, "train", {"is_keep_training": "True", **more})
+        self.launcher.enqueue(name, "train", {"is_keep_training": "True", **more})
 
     # --- data and models ---
 

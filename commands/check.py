@@ -20,7 +20,7 @@ def check(config: Config) -> list[tuple[str, str]]:
     folder.
 
     Returns:
-        folder and what was found, of each.
+        each folder with how its files were checked.
     Raises:
         UserError: each file that is damaged or missing; or no such folder.
     Memory: 1 MiB. Time: one reading of all files.
@@ -30,22 +30,22 @@ def check(config: Config) -> list[tuple[str, str]]:
     folders = sorted((folder / "checkpoints").glob("step_*"), reverse=True)
     if not folders or any(folder.glob("*.safetensors")) or read_sums(folder) is not None:
         folders.insert(0, folder)
-    whole: list[tuple[str, str]] = []
+    intact: list[tuple[str, str]] = []
     problems: list[str] = []
-    for folder in folders:
-        damaged = damages(folder)
-        for damage in damaged:
+    for each in folders:
+        found_damages = damages(each)
+        for damage in found_damages:
             text = "--model = {model}, {damage}; copy it again, or use another folder"
             problems.append(say(text, model=model, damage=damage))
-        if damaged:
+        if found_damages:
             continue
         try:
-            whole.append((str(folder), description(folder)))
+            intact.append((str(each), description(each)))
         except UserError as error:
             problems.extend(error.problems)
     refuse(problems)
-    Progress(1).table(say("intact"), whole)
-    return whole
+    Progress(1).table(say("intact"), intact)
+    return intact
 
 
 def description(folder: Path) -> str:

@@ -196,7 +196,7 @@ def _predictions_file(
     with writing("output", path.parent), atomic_file(path) as temporary, temporary.open("w", encoding="utf8") as file:
 
         def write(batch: Batch, outputs: Outputs) -> None:
-            for row in task.rows_beside_labels(batch, outputs, prepared.labels, tokenizer):
+            for row in task.prediction_rows(batch, outputs, prepared.labels, tokenizer):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
         yield write

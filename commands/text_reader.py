@@ -173,7 +173,7 @@ class Labeller(TextReader):
     def __init__(self, trained: LoadedModel, data: DataConfig, rows: int | Auto = AUTO) -> None:
         super().__init__(trained, data, rows)
         self.task = cast(LabelOutputs, task_for(AUTO, trained.held_model.shape.head))
-        self.column = self.task.column(trained.held_model.shape.label_names)  # The first column of an answer.
+        self.column = self.task.label_column(trained.held_model.shape.label_names)  # The first column of an answer.
 
     def encode(self, text: str, longest: int, words: int | None = None) -> EncodedText:
         """At most so many token ids of a text, and where its words or letters are.

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-# A line may be broken after blanks, and after wide letters where no closing mark follows.
+# A line may be broken after spaces, and after wide letters that no closing mark follows.
 _WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
 _CLOSING = "，。、；：！？）】》」』”’%"
 _OPENING = "（【《「『“‘"
@@ -19,7 +19,7 @@ _PIECES = re.compile(
     r"|\s+"
 )
 _QUOTED = re.compile("`[^`]*`")
-_NO_BREAK = "\ue000"  # It stands for a blank at which a line must not be broken.
+_NO_BREAK = "\ue000"  # It stands for a space at which a line must not be broken.
 HANGING = 2  # columns
 _JOINER = "\u200d"
 _SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
@@ -27,7 +27,13 @@ _SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 
 def width(text: str) -> int:
     """Columns that text takes on a terminal: Chinese letters take two, marks over letters none."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else not unicodedata.combining(c) for c in str(text))
+    columns = 0
+    for character in str(text):
+        if unicodedata.east_asian_width(character) in "WF":
+            columns += 2
+        elif not unicodedata.combining(character):
+            columns += 1
+    return columns
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -39,7 +45,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     lines = []
     for row in rows:
         cells = [fitted(cell, widths[column]) for column, cell in enumerate(row[:-1])]
-        lines.append("  ".join([*cells, *map(str, row[-1:])]))
+        cells += map(str, row[-1:])  # A row without cells has no last one.
+        lines.append("  ".join(cells))
     return lines
 
 
@@ -62,11 +69,11 @@ def letters(text: str) -> list[str]:
 
 
 def folded(line: str, columns: int, indent: int = 0) -> list[str]:
-    """Break a line between words, or between Chinese letters, into lines of at most so many columns.
+    """Break a line between words, or between Chinese letters, into lines of at most so many columns. A word that is
+    wider than a line stays whole: it may be a name to copy.
 
     Args:
-        indent: blanks before all but the first, at most half of the columns. A word that is wider than a line stays
-            whole: it may be a name to copy.
+        indent: spaces before all lines but the first, at most half of the columns.
     """
     indent = min(indent, columns // 2)
     lines = []
@@ -93,24 +100,26 @@ def fitted(line: str, columns: int) -> str:
 
 
 def shortened(name: str, columns: int) -> str:
-    """A name without its middle where it is wider than so many columns: its beginning says what it is, its end
-    which.
+    """A name, with "…" in place of its middle if it is wider than so many columns. Its beginning says what it is, and
+    its end tells it from similar ones.
     """
     name = str(name)
     if width(name) <= columns:
         return name
     parts = letters(name)
     for count in range(min(len(parts), columns), 0, -1):  # No letter takes less than a column.
-        text = "".join([*parts[: -(-count // 2)], "…", *parts[len(parts) - count // 2 :]])
+        from_end = count // 2
+        from_start = count - from_end
+        text = "".join([*parts[:from_start], "…", *parts[len(parts) - from_end :]])
         if width(text) <= columns:
             return text
     return "…"
 
 
 def paragraphs(text: str, columns: int) -> list[str]:
-    """Text in lines of at most so many columns, hanging under their first; what is to be copied stays whole.
+    """Break each line of a text into lines of at most so many columns, of which all but the first are indented.
 
-    That is what stands between backticks, and a line that is a command.
+    What users copy is not broken: a line that is a command, and text between backticks.
     """
     lines = []
     for line in str(text).splitlines():
@@ -121,5 +130,6 @@ def paragraphs(text: str, columns: int) -> list[str]:
         whole = _QUOTED.sub(lambda match: match.group().replace(" ", _NO_BREAK), words)
         indent = len(line) - len(words)
         parts = folded(whole, columns - indent - HANGING)
-        lines += [" " * (indent + HANGING * (number > 0)) + part.lstrip() for number, part in enumerate(parts)]
+        lines.append(" " * indent + parts[0].lstrip())
+        lines += [" " * (indent + HANGING) + part.lstrip() for part in parts[1:]]
     return [line.replace(_NO_BREAK, " ") for line in lines]

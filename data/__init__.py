@@ -1,4 +1,4 @@
-"""Text to batches. `dataset` is the face: one row of files of any size in flat memory.
-Rooms: `sources`, `text`, `tokenizers`, `prepare`, `shards`, `batches`.
-No torch here, and nothing of `model`; engine, training and commands import from every room.
+"""Text to batches. `dataset` reads single rows of files of any size in constant memory.
+Folders: `sources`, `text`, `tokenizers`, `prepare`, `shards`, `batches`.
+Nothing here imports torch or `model`; engine, training and commands import from every folder.
 """

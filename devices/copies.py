@@ -20,20 +20,20 @@ class Carrier:
         self.device = device
 
     def host_bytes(self, size: int) -> Tensor:
-        """Bytes (uint8) on the host that copies are fast from."""
+        """An uninitialised buffer (uint8) in host memory of the kind that is copied fastest."""
         return torch.empty(size, dtype=torch.uint8)
 
     def mark(self) -> Wait:
-        """A function that waits until the computation has come to where it is told of now."""
+        """A function that waits until the device has finished everything that was started before this call."""
         return lambda: None  # A device that computes in order has reached every point before a copy.
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy; of source and target one lies on the host."""
+        """Copy, and return when it is done; either `source` or `target` lies in host memory."""
         target.copy_(source)
 
 
 class CudaCarrier(Carrier):
-    """The same on a stream of its own, from and to pinned memory."""
+    """A `Carrier` that copies on a CUDA stream of its own, from and to pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)

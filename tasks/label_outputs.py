@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from engine.blockwise import Objective
     from model.t5 import T5
 
-DIGITS = 6  # A probability is rounded to so many.
-NO_LABEL = "-"  # This stands in place of a label that is masked, or that there is not.
+DIGITS = 6  # Probabilities are rounded to so many digits.
+NO_LABEL = "-"  # It is shown for a token without a label, or with a masked one.
 SAMPLED_TEXTS = 64  # The first texts tell whether they are proteins.
 Cell = str | float | None  # a name or a number; None: there is none
 Labels = NDArray[np.float64]  # of one text, NaN where none is trained
@@ -50,8 +50,8 @@ class EncodedText:
     """A text for a head over labels.
 
     Args:
-        ids: with end of text.
-        is_cut: whether it has more tokens than were asked for.
+        ids: its token ids, with end of text.
+        is_cut: whether tokens were cut off, since the text was longer than the limit.
         first_tokens: where the first token of each letter or word stands; -1 where it has none. None: the text has one
             label.
     """
@@ -92,7 +92,7 @@ class LabelEncoder(Encoder):
         texts = [text for text, _ in usable.texts]
         ids, labels = self.label(texts, [json.loads(labels) for _, labels in usable.texts])
         uncut = lengths_of_rows(ids)
-        inputs = self.ended(ids, uncut, self.limits[0])
+        inputs = self.ended(ids, uncut, self.limits[0])  # Cut, with end of text.
         counts = np.array([len(row) for row in labels], np.int64)
         flat = np.concatenate([*labels, np.zeros(0)])
         return [inputs, (flat, counts)], [uncut, counts], self.unknown(ids)
@@ -147,7 +147,7 @@ class LabelOutputs(BaseTask):
         self, column_lengths: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
     ) -> tuple[int, ...]:
         tokens = min(int(column_lengths["input_ids"]["longest"]), settings.lengths.input_tokens)
-        return tokens, tokens * settings.decodes
+        return tokens, tokens if settings.decodes else 0
 
     def stored_lengths(
         self, columns: Sequence[NDArray[np.int64]], settings: RowSettings
@@ -192,12 +192,14 @@ class LabelOutputs(BaseTask):
             if tokenizer is None:
                 table += [side_row(0, text), self.show_words(labels)]
             else:
-                ids, placed = self.placed(TextEncoder(tokenizer, examples.prepare), text, labels)
-                table += self.show(tokenizer, np.append(ids, tokenizer.eos_id), placed)
+                ids, token_labels = self.ids_and_labels(TextEncoder(tokenizer, examples.prepare), text, labels)
+                table += self.show(tokenizer, np.append(ids, tokenizer.eos_id), token_labels)
         return table
 
-    def placed(self, encoder: TextEncoder, text: str, labels: Sequence[str | None]) -> tuple[Ids, Sequence[str | None]]:
-        """The ids of a text, and its labels as they are shown."""
+    def ids_and_labels(
+        self, encoder: TextEncoder, text: str, labels: Sequence[str | None]
+    ) -> tuple[Ids, Sequence[str | None]]:
+        """The ids of a text, without end of text, and the labels to show with them."""
         raise NotImplementedError
 
     def show_words(self, labels: Sequence[str | None]) -> tuple[str, str]:
@@ -266,31 +268,31 @@ class LabelOutputs(BaseTask):
         """How many outputs the head gives for a text of so many tokens, end of text included."""
         raise NotImplementedError
 
-    def column(self, names: Sequence[str]) -> str:
-        """The name of what an answer says first; with `names` of classes, else of numbers."""
+    def label_column(self, names: Sequence[str]) -> str:
+        """The name of the column that holds what is predicted: classes if they have `names`, else numbers."""
         raise NotImplementedError
 
     def encode(self, text: str, encoder: TextEncoder, longest: int, words: int | None = None) -> EncodedText:
         """A text as the model was trained on it.
 
         Args:
-            longest: most tokens with end of text.
-            words: how many words the text was joined of; None: it is a text.
+            longest: the most tokens, end of text included.
+            words: the number of words if the text was joined from a list of words; None: it was not.
         """
         raise NotImplementedError
 
     def answer(self, text: EncodedText, outputs: Outputs, names: Sequence[str]) -> LabelAnswer:
-        """What the head's outputs for a text say; with names they are of classes, else numbers."""
+        """The answer to a text, from the head's outputs: classes if they have `names`, else numbers."""
         raise NotImplementedError
 
-    def rows_beside_labels(
+    def prediction_rows(
         self, batch: Batch, outputs: Outputs, names: Sequence[str], tokenizer: Tokenizer
     ) -> Iterator[dict[str, Any]]:
-        """Predictions beside labels, a JSON line for each row of a batch."""
+        """For each row of a batch a JSON line with its predictions and its labels."""
         raise NotImplementedError
 
-    def beside_labels(self, batch: Batch, outputs: Outputs, names: Sequence[str]) -> tuple[str, str]:
-        """What is predicted for a batch of a single row, and its labels, both for the screen."""
+    def predictions_and_labels(self, batch: Batch, outputs: Outputs, names: Sequence[str]) -> tuple[str, str]:
+        """The predictions for a batch of one row, and its labels, both as text for the screen."""
         labels = cells(flat_labels(batch), names)
         predicted = [
             None if label is None else cell for cell, label in zip(predictions(outputs, names), labels, strict=True)
@@ -322,7 +324,7 @@ def probabilities(outputs: Outputs) -> NDArray[np.float64]:
 
 
 def in_line(labels: Sequence[Cell], names: Sequence[str]) -> str:
-    """Labels for the screen: those of one letter side by side, others between blanks."""
+    """Labels for the screen: side by side if each is one letter, otherwise separated by spaces."""
     are_letters = bool(names) and all(len(name) == 1 for name in names)
     words = [f"{label:.4g}" if isinstance(label, float) else label or NO_LABEL for label in labels]
     return ("" if are_letters else " ").join(words)

@@ -47,7 +47,9 @@ class SequenceLabels(LabelOutputs):
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
         return TextLabel((data.text_column,), label=data.label_column)
 
-    def placed(self, encoder: TextEncoder, text: str, labels: Sequence[str | None]) -> tuple[Ids, Sequence[str | None]]:
+    def ids_and_labels(
+        self, encoder: TextEncoder, text: str, labels: Sequence[str | None]
+    ) -> tuple[Ids, Sequence[str | None]]:
         return encoder.encode([text])[0], labels
 
     def show_words(self, labels: Sequence[str | None]) -> tuple[str, str]:
@@ -62,7 +64,7 @@ class SequenceLabels(LabelOutputs):
     def labels_of(self, tokens: int) -> int:
         return 1
 
-    def column(self, names: Sequence[str]) -> str:
+    def label_column(self, names: Sequence[str]) -> str:
         return "label" if names else "number"
 
     def encode(self, text: str, encoder: TextEncoder, longest: int, words: int | None = None) -> EncodedText:
@@ -73,12 +75,12 @@ class SequenceLabels(LabelOutputs):
         """`label` and `probabilities` of all classes, or `number`."""
         if not names:
             (number,) = predictions(outputs, names)
-            return LabelAnswer({self.column(names): number}, f"{number:.6g}")
+            return LabelAnswer({self.label_column(names): number}, f"{number:.6g}")
         shares = dict(zip(names, probabilities(outputs)[0].tolist(), strict=True))
         label = names[int(outputs[0].argmax())]
-        return LabelAnswer({self.column(names): label, "probabilities": shares}, f"{label}\t{shares[label]:.4f}")
+        return LabelAnswer({self.label_column(names): label, "probabilities": shares}, f"{label}\t{shares[label]:.4f}")
 
-    def rows_beside_labels(
+    def prediction_rows(
         self, batch: Batch, outputs: Outputs, names: Sequence[str], tokenizer: Tokenizer
     ) -> Iterator[dict[str, Any]]:
         columns = cells(batch.labels[:, 0], names), predictions(outputs, names)

@@ -98,7 +98,9 @@ class TokenLabels(LabelOutputs):
         labels[-1] = np.nan if labels.dtype.kind == "f" else IGNORED_LABEL
         return replace(row, labels=labels)
 
-    def placed(self, encoder: TextEncoder, text: str, labels: Sequence[str | None]) -> tuple[Ids, Sequence[str | None]]:
+    def ids_and_labels(
+        self, encoder: TextEncoder, text: str, labels: Sequence[str | None]
+    ) -> tuple[Ids, Sequence[str | None]]:
         ids, firsts = encoder.with_places(text, len(labels))
         of_tokens: list[str | None] = [None] * (len(ids) + 1)
         for first, label in zip(firsts.tolist(), labels, strict=True):
@@ -114,7 +116,7 @@ class TokenLabels(LabelOutputs):
     def labels_of(self, tokens: int) -> int:
         return tokens
 
-    def column(self, names: Sequence[str]) -> str:
+    def label_column(self, names: Sequence[str]) -> str:
         return "labels" if names else "numbers"
 
     def encode(self, text: str, encoder: TextEncoder, longest: int, words: int | None = None) -> EncodedText:
@@ -137,13 +139,13 @@ class TokenLabels(LabelOutputs):
         assert text.first_tokens is not None
         of_tokens = [*predictions(outputs, names), None]  # What has no token, at -1, has no label.
         labels = [of_tokens[token] for token in text.first_tokens]
-        columns: dict[str, Any] = {self.column(names): labels}
+        columns: dict[str, Any] = {self.label_column(names): labels}
         if names:
             of_tokens = [*probabilities(outputs).max(-1).tolist(), None]
             columns["probabilities"] = [of_tokens[token] for token in text.first_tokens]
         return LabelAnswer(columns, in_line(labels, names))
 
-    def rows_beside_labels(
+    def prediction_rows(
         self, batch: Batch, outputs: Outputs, names: Sequence[str], tokenizer: Tokenizer
     ) -> Iterator[dict[str, Any]]:
         begin = 0

@@ -229,7 +229,7 @@ def _predicted_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[st
     for batch in batches:
         micro_batch = to_micro_batch(batch, live.shape, live.device.torch_device)
         (logits,) = live.engine.blockwise.predict([micro_batch])
-        predicted, labels = task.beside_labels(batch, logits.float().cpu().numpy(), live.run.prepared.labels)
+        predicted, labels = task.predictions_and_labels(batch, logits.float().cpu().numpy(), live.run.prepared.labels)
         yield predicted, predicted, labels
 
 

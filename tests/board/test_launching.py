@@ -53,7 +53,7 @@ class Queue:
         self.launcher = Launcher(self.where, self.planner, folder, (sys.executable, "-c", RECORDER))
 
     def ask(self, name: str = "one", **flags: str) -> None:
-        self.launcher.ask(name, "train", flags)
+        self.launcher.enqueue(name, "train", flags)
 
     def next(self, answer: dict[str, Any] | None = None) -> str | None:
         """Look at the queue, as the page does; what was started has ended by then."""
