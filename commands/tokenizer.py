@@ -94,7 +94,7 @@ def tokenizer(config: Config) -> None:
         ]
         vocab_size = config.model.vocab_size
         if trained.size < vocab_size and kind not in ("byte", "letters"):
-            rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{vocab_size:,}")))
+            rows.append((say("requested"), say("{count}; the text yields no more", count=f"{vocab_size:,}")))
         rows += (
             (name, str(measured))
             for name, measured in look(config, tokenizer_quality, config.data, data, trained).items()

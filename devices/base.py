@@ -456,7 +456,7 @@ class Device(ABC):
         dtype = choices[requested][0]
         word = PRECISION_WORDS[dtype]
         if requested == "no":
-            return DtypeChoice(dtype, say("fp32, as asked for"), True)
+            return DtypeChoice(dtype, say("fp32, as requested"), True)
         if requested == "fp16" and word != requested:
             return DtypeChoice(dtype, say("{word} matrix products: fp16 is not faster here", word=word), False)
         return DtypeChoice(dtype, REASONS[dtype], requested in ("auto", word))

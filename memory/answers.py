@@ -250,7 +250,7 @@ def does_not_hold(budget_bytes: int, what: str, parts: Mapping[str, int], *hints
     sizes = [join(" ", [say(name), format_size(size)]) for name, size in parts.items() if size]
     more = say("--memory_budget={size} or more", size=typed_size(sum(parts.values())))
     return DoesNotFit(
-        "--memory_budget = {size}, does not hold {what}: {parts}; try {remedies}",
+        "--memory_budget = {size}, is too small for {what}: {parts}; try {remedies}",
         size=format_size(budget_bytes),
         what=what,
         parts=join(", ", sizes),

@@ -40,7 +40,7 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "check": "verify a folder against its checksums: check FOLDER",
     },
     "look": {
-        "plan": "predict peak memory and time before a run: does it fit, and what takes less",
+        "plan": "predict peak memory and time before a run: whether it fits, and what needs less memory",
         "doctor": "what this machine offers and what limits it, with advice; --model_preset adds what a model takes",
         "runs": "list runs with their state and disk usage; --delete=NAME removes one",
         "board": "web page to start, watch and compare runs, and to chat with the models",

@@ -161,7 +161,7 @@ def edit_notes(config: Config, command: str) -> list[str]:
     if effective:
         notes.append(say("edited: {lines}", lines=_lines(effective)))
     if overridden:
-        text = "edited, but a run that goes on keeps its own settings: {lines}"
+        text = "edited, but a resumed run keeps its own settings: {lines}"
         notes.append(say(text, lines=_lines(overridden)))
     for name, edit in user_edits().by_name.items():
         if config.origin(name) == "preset" and name in flags_of(command):

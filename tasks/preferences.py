@@ -60,8 +60,9 @@ class Preferences(BaseTask):
 
     def problems_unless_named(self, data: DataConfig, file: str) -> list[str]:
         problem = (
-            "--train_file = {train_file}, holds preferences, two answers a prompt; learn them with the dpo "
-            "command, or one alone with --is_finetune=True --response_column={chosen_column}, from text"
+            "--train_file = {train_file}, contains preferences, two answers per prompt; train on both with "
+            "the dpo command, or on the better one alone with --is_finetune=True "
+            "--response_column={chosen_column}, from text"
         )
         return [say(problem, train_file=file, chosen_column=data.chosen_column)]
 

@@ -245,8 +245,8 @@ def _hold(
         chosen = min(candidates, key=lambda candidate: candidate.weight_bytes)
         if chosen.base_bytes + chosen.weight_bytes > total:
             raise DoesNotFit(
-                "--memory_budget = {total_bytes}, does not hold the model's {size} of weights beside {base_bytes} of "
-                "the program; raise it to {least} or more, or try --mixed_precision=bf16",
+                "--memory_budget = {total_bytes}, is too small for the model's {size} of weights and "
+                "{base_bytes} of the program; raise it to {least} or more, or try --mixed_precision=bf16",
                 total_bytes=format_size(total),
                 size=format_size(chosen.weight_bytes),
                 base_bytes=format_size(model.base_bytes),
@@ -254,8 +254,8 @@ def _hold(
             )
     if requested == AUTO and chosen.plan.storage not in (as_stored, compute):
         text = (
-            "weights rounded to {dtype}, as {budget} of memory does not hold them as they are; "
-            "--mixed_precision=no forbids that"
+            "weights rounded to {dtype}, because {budget} of memory is too small for them as they are "
+            "stored; --mixed_precision=no forbids that"
         )
         note(say(text, dtype=WORDS[chosen.plan.storage], budget=format_size(total)))
     return chosen

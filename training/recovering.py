@@ -115,7 +115,7 @@ def _refuse_model(live: LiveRun) -> NoReturn:
             what=what,
         )
     raise UserError(
-        "--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one",
+        "--finetune_from = {base}, {what}: the outputs of this model are not finite; start from another one",
         base=base,
         what=what,
     )

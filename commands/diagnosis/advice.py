@@ -152,7 +152,7 @@ def advice_on_model(planned: list[dict[str, Any]], measured: dict[str, Any] | No
     """
     too_large = [join(" ", [say(case["kind"]), say(case["label"])]) for case in planned if case["outcome"]]
     if too_large:
-        yield say("does not fit: {cases}; `plan` says what takes less", cases=join(", ", too_large))
+        yield say("does not fit: {cases}; `plan` shows settings that need less memory", cases=join(", ", too_large))
     if measured is None:
         return
     deviation = (measured["peak_bytes"] or 0) / measured["predicted_bytes"] - 1

@@ -111,7 +111,9 @@ def read_extra_tokens(path: str) -> list[str]:
         ) from None
     tokens = list(dict.fromkeys(filter(None, map(str.strip, lines))))
     if not tokens:
-        raise UserError("--extra_tokens = {path}, holds no tokens; give a text file with a token a line", path=path)
+        raise UserError(
+            "--extra_tokens = {path}, contains no tokens; give a text file with one token per line", path=path
+        )
     return tokens
 
 

@@ -185,7 +185,7 @@ def _with_end(problem: str, first: int, last: int) -> str:
     if last == first:
         return problem
     return say(
-        "{problem}; the record goes on to line {last}: a quote that opens here may lack its end",
+        "{problem}; the record continues to line {last}: a quote that opens here may not be closed",
         problem=problem,
         last=last,
     )

@@ -223,9 +223,9 @@ def _refuse_tables(folder: Path, names: Iterable[str]) -> None:
     tables = sorted(filter(_TABLE.search, names))
     if tables:
         raise UserError(
-            "--adapter = {folder}, holds tables of tokens beside the matrices of blocks, trained or resized with "
-            "it ({tables}), which have no place here; merge it by PEFT's merge_and_unload, and name what comes "
-            "out",
+            "--adapter = {folder}, contains embedding tables that were trained or resized with it "
+            "({tables}), which are not supported here; merge it with PEFT's merge_and_unload, and give the "
+            "merged model",
             folder=folder,
             tables=join(", ", tables),
         )

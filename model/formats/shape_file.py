@@ -237,9 +237,9 @@ def _beyond_its_tensors(path: Path, config: T5ModelConfig, headers: TensorHeader
     size = weight_counts(config)["total"]
     if size > LEAST_FILE_SHARE * headers.file_bytes + SMALL_MODEL:
         yield say(
-            "{path}: speaks of {size:,} weights (vocab_size {vocab_size}, d_model {d_model}, d_kv {d_kv}, d_ff "
-            "{d_ff}, num_heads {num_heads}), the files hold {file_bytes:,} bytes; use the config.json that "
-            "belongs to them",
+            "{path}: describes {size:,} weights (vocab_size {vocab_size}, d_model {d_model}, d_kv {d_kv}, "
+            "d_ff {d_ff}, num_heads {num_heads}), but the files have {file_bytes:,} bytes; use the "
+            "config.json that belongs to them",
             path=path,
             size=size,
             vocab_size=config.vocab_size,

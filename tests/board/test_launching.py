@@ -23,7 +23,7 @@ from tests.board.recorded import beat, folders
 from training.setup.resuming import resumed_config, run_to_resume
 
 FITS = {"plan": {"peak_bytes": GIB, "budget_bytes": 4 * GIB}, "fits_now": True, "reserved_bytes": 0}
-REFUSED = {"problems": ["--memory_budget = 1.00 GiB, does not hold this run"], "exit_code": 3, "fits_now": False}
+REFUSED = {"problems": ["--memory_budget = 1.00 GiB, is too small for this run"], "exit_code": 3, "fits_now": False}
 WRONG = {"problems": ["--train_file = x, is empty"], "exit_code": 2, "fits_now": False}
 RECORDER = (
     "import json, os, sys; open('started.json', 'w').write(json.dumps([sys.argv[1:], os.getsid(0) == os.getpid()]))"

@@ -103,7 +103,7 @@ def test_the_best_of_several_right_answers_counts(
 
 def test_the_loss_keeps_to_the_budget(folder: Path, tmp_path: Path) -> None:
     base = ProcessTree().usage().anon_bytes
-    with pytest.raises(DoesNotFit, match=r"does not hold 4,096 rows .*--eval_batch_size_per_gpu=2048"):
+    with pytest.raises(DoesNotFit, match=r"is too small for 4,096 rows .*--eval_batch_size_per_gpu=2048"):
         evaluate(settings(folder, tmp_path, eval_batch_size_per_gpu=4096, memory_budget=base + 2**27))
 
 

@@ -162,10 +162,10 @@ def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(
 def test_what_does_not_fit_is_refused_before_loading(folder: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     flags = {"input": write_prompts(tmp_path / "p.jsonl"), "output": tmp_path / "a.jsonl"}
     large = {"generate_batch_size": 100000, "max_seq_len": 65536, "max_new_tokens": 65536}
-    with pytest.raises(DoesNotFit, match=r"does not hold .* try .*--generate_batch_size=50000"):
+    with pytest.raises(DoesNotFit, match=r"is too small for .* try .*--generate_batch_size=50000"):
         generate(settings(folder, **flags, **large))
     monkeypatch.setattr(hf_format, "load", lambda *a, **b: pytest.fail("was loaded"))
-    with pytest.raises(DoesNotFit, match=r"--memory_budget = 1.0 MiB, does not hold the model's"):
+    with pytest.raises(DoesNotFit, match=r"--memory_budget = 1.0 MiB, is too small for the model's"):
         generate(settings(folder, **flags, memory_budget="1M"))
 
 

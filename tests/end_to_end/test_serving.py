@@ -92,4 +92,4 @@ def test_it_says_what_fits_keeps_to_it_and_answers_what_is_open_before_it_ends(s
 def test_a_budget_that_holds_no_answer_is_refused(folder: Path, tmp_path: Path) -> None:
     _, program, *rest = words(folder, "--memory_budget=64M")
     done = warm.run(Path(program), rest, ENVIRONMENT, tmp_path)
-    assert done.returncode == 3 and "--memory_budget = 64.0 MiB, does not hold" in done.stderr, done.stderr
+    assert done.returncode == 3 and "--memory_budget = 64.0 MiB, is too small" in done.stderr, done.stderr

@@ -50,7 +50,7 @@ def test_the_rows_of_a_step_follow_from_the_ram_of_the_machine_alone(installed: 
     for available, processes in ((5 * GB, 1), (14 * GB, 2), (5 * GB, 3)):
         chosen = plan(settings_of(), machine(3 * GIB, available, processes=processes, installed=installed))
         assert chosen.effective_batch_size == rows
-        assert chosen.reasons[0].startswith(f"{rows} rows per step") and "by the RAM" in chosen.reasons[0]
+        assert chosen.reasons[0].startswith(f"{rows} rows per step") and "the machine's RAM" in chosen.reasons[0]
     chosen = plan(settings_of(effective_batch_size=4), machine(3 * GIB, installed=installed))
     assert not any("rows per step" in reason for reason in chosen.reasons), "nothing is left to say"
 
@@ -72,7 +72,7 @@ def test_sizes_given_by_hand_are_kept(flags: dict[str, int], processes: int, exp
     choice = chosen.choice
     assert (chosen.effective_batch_size, choice.batch_size_per_gpu, choice.gradient_accumulation_steps) == expected
     reasons = " ".join(chosen.reasons)
-    assert ("the size given" in reasons) == (len(flags) == 1 and expected[0] > 32)
+    assert ("the given batch size" in reasons) == (len(flags) == 1 and expected[0] > 32)
     steps = flags.get("gradient_accumulation_steps", expected[2])
     is_changed = f"--gradient_accumulation_steps = {steps}, becomes {expected[2]} here" in reasons
     assert is_changed == (steps != expected[2])

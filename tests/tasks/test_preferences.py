@@ -105,6 +105,6 @@ def test_training_on_preferences_says_how(configure: Any, preferences: Any, tmp_
     path = write_rows(tmp_path / "a.jsonl", good_rows(20))
     shards = prepare(preferences(path)).train_dir.parent
     for source in (path, shards):
-        with pytest.raises(UserError, match="learn them with the dpo command"):
+        with pytest.raises(UserError, match="train on both with the dpo command"):
             prepare(configure(train_file=source))
     assert prepare(preferences(shards)).objective == "preferences"

@@ -199,7 +199,7 @@ def _class_weights(class_weights: str | None, prepared: Prepared) -> str | None:
     num_weights = class_weights.count(",") + 1
     if num_weights != len(names):
         raise UserError(
-            "--class_weights = {asked}, are {given} and the labels {count} ({names}); give one for each",
+            "--class_weights = {asked}, has {given} weights for {count} labels ({names}); give one for each label",
             asked=class_weights,
             given=num_weights,
             count=len(names),

@@ -62,14 +62,14 @@ def check_torch_can_load(run: RunConfig, memory_budget: int | str) -> None:
     addresses = _address_limit()
     if addresses is not None and addresses < TORCH_ADDRESSES:
         raise DoesNotFit(
-            "ulimit -v, {size}, does not hold the addresses that torch reserves at start, about {base}; raise it",
+            "ulimit -v, {size}, is less than the address space that torch reserves at start, about {base}; raise it",
             size=format_size(addresses),
             base=format_size(TORCH_ADDRESSES),
         )
     # Where the user's own figure binds, nothing kills, and the plan tells what would fit.
     if budget.margin_bytes and budget.host_bytes < SURELY_TAKEN * BASE_BYTES:
         raise DoesNotFit(
-            "--memory_budget = {size}, does not hold the program itself, which takes about {base} ({why}); raise it",
+            "--memory_budget = {size}, is too small for the program itself, which takes about {base} ({why}); raise it",
             size=format_size(budget.host_bytes),
             base=format_size(BASE_BYTES),
             why=budget.describe(),

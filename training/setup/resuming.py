@@ -137,7 +137,7 @@ def unused_places(values: Mapping[str, Any], is_set: Callable[[str], bool], run_
         values: all settings of this start. is_set: `Config.is_set`, of this start.
     """
     saved = read_settings_file(run_dir / SETTINGS_FILE)
-    text = "{name} = {value}: the run was started with {saved}, which counts only where it is named again"
+    text = "{name} = {value}: the run was started with {saved}, which applies only if it is given again"
     return [
         say(text, name=name, value=values[name], saved=saved[name])
         for name in places()

@@ -20,11 +20,11 @@ def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "cache")
     more = LowMemTrainer(configuration(tmp_path, "r", is_keep_training=True, max_steps=3, eval_rows=16))
     more.train()
-    (note,) = [note for note in more.live.run.notes if "starts over" in note]
+    (note,) = [note for note in more.live.run.notes if "reset" in note]
     assert "it was measured on 2 rows" in note, "the same data"
     assert more.live.best.step == more.live.state.step == 3, "the first on these rows"
     text.write_text("a row put in front of all others\n" + text.read_text(encoding="utf8"), encoding="utf8")
     other = LowMemTrainer(configuration(tmp_path, "r", is_keep_training=True, max_steps=4, eval_rows=16))
     other.train()
-    (note,) = [note for note in other.live.run.notes if "starts over" in note]
+    (note,) = [note for note in other.live.run.notes if "reset" in note]
     assert "the data has changed since this run was saved" in note and other.live.best.step == 4

@@ -24,7 +24,7 @@ def test_where_the_system_would_kill_while_torch_is_loaded_it_is_refused_before(
     killing = Budget(BASE_BYTES // 2, None, BASE_BYTES // 2, limits, limits[0].what, margin_bytes=5 * MIB)
     monkeypatch.setattr("training.setup.identify.host_budget", lambda *asked: killing)
     config = load("train", {"train_file": "missing.txt", "output_dir": str(tmp_path)})
-    with pytest.raises(DoesNotFit, match="does not hold the program itself"):
+    with pytest.raises(DoesNotFit, match="is too small for the program itself"):
         check_torch_can_load(config.run, config.memory.memory_budget)
     assert not any(tmp_path.iterdir())
 
