@@ -489,6 +489,7 @@ TABLE = (
         "preferences: killed, and on with the reference of the beginning",
         (Stopped(7, signal.SIGKILL, "dpo [preferences] --run_name=cut"), "dpo --is_keep_training=True"),
         (was_cut("cut"), bit_for_bit("cut", "preferences")),
+        is_slow=True,  # test_dpo_reference.py has the reference of a run that goes on, the other rows the going on.
     ),
     Row(
         "an adapter: asked to stop, and on",
