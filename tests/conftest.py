@@ -31,13 +31,17 @@ def pytest_configure(config: pytest.Config) -> None:
         shutil.copy2(kernels, ours)
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["XDG_CACHE_HOME"] = folder  # before test modules copy the environment
-    os.environ.pop(
-        "PYTHONDONTWRITEBYTECODE", None
-    )  # or each child process compiles all modules anew, for half a second
+    # or each child process compiles all modules anew, for half a second, and each run rewrites all asserts, for seven
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     warm.trust_the_disk()
     os.environ["LC_ALL"] = "C.UTF-8"  # what tests read is English, whoever runs them
     # as in an environment that was activated: commands that are shown begin with `python`
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def pytest_collection_finish() -> None:
+    warm.set_imports_aside()
 
 
 @pytest.fixture(scope="module")

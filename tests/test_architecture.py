@@ -70,7 +70,9 @@ def part_of(module: str) -> str:
 def imports_of(tree: ast.AST, run: bool = False) -> Iterator[str]:
     """Modules imported, also inside functions; with `run` without those for types alone."""
     for node in ast.iter_child_nodes(tree):
-        if run and isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if isinstance(node, ast.expr):
+            continue  # None is within an expression.
+        if run and isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

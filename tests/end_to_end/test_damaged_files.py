@@ -15,6 +15,6 @@ KINDS = ("a.arrow", "a.parquet", "spiece", "state", "a.json")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_mutated_copies_are_read_or_told(tmp_path: Path, kind: str) -> None:
-    outcome = mutations.survey(kind, tmp_path, range(12))
+    outcome = mutations.survey(kind, tmp_path, range(8))
     assert not outcome.bad, "\n".join(outcome.bad)
     assert outcome.read and outcome.told

@@ -14,13 +14,21 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.disk_faults import VARIABLE, Fault
+from tests import warm
 from tests.end_to_end import running
-from tests.end_to_end.running import ENVIRONMENT, ROOT, Place
+from tests.end_to_end.running import ENVIRONMENT, Place
 from tests.end_to_end.world import World
 from training.checkpoints.folder import Checkpoints
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="file systems as POSIX has them")
 IN_THE_SECOND_SAVE = 96  # changes of the disk before it
+ON_A_FAULTY_DISK = """
+import runpy, sys
+from benchmarks.faults.disk_faults import start_as_told
+start_as_told()
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def is_told(done: running.Run, *parts: str) -> None:
@@ -38,14 +46,10 @@ def goes_on(world: World, place: Place, *flags: str) -> None:
         assert (place.runs / "r" / name).read_bytes() == (world.place.runs / "whole" / name).read_bytes()
 
 
-def test_a_save_that_fails_is_told_and_the_run_goes_on_with_room(
-    pretrained: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_fails_is_told_and_the_run_goes_on_with_room(pretrained: World, tmp_path: Path) -> None:
     place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, "--run_name=r", "--is_keep_training=auto")
-    with monkeypatch.context() as patch:
-        patch.setitem(ENVIRONMENT, "PYTHONPATH", f"{ROOT / 'benchmarks' / 'injected'}{os.pathsep}{ROOT}")
-        patch.setitem(ENVIRONMENT, VARIABLE, Fault("error", IN_THE_SECOND_SAVE, error=errno.ENOSPC).text())
-        refused = place.run("train", *flags)
+    fault = {VARIABLE: Fault("error", IN_THE_SECOND_SAVE, error=errno.ENOSPC).text()}
+    refused = warm.run(ON_A_FAULTY_DISK, place.command("train", *flags), {**ENVIRONMENT, **fault}, place.folder)
     is_told(refused, f"--output_dir = {place.runs}", os.strerror(errno.ENOSPC), "is whole; ", "--is_keep_training=True")
     assert Checkpoints(place.runs / "r", 1).latest() is not None
     goes_on(pretrained, place, *flags)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.running import ENVIRONMENT, Place
+from tests import warm
+from tests.end_to_end.running import ENVIRONMENT, Place, Run
 from tests.end_to_end.world import SHAPE, World
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
@@ -142,11 +143,10 @@ LEAST = (
 )
 
 
-def over_budget(world: World, place: Place) -> subprocess.CompletedProcess[str]:
+def over_budget(world: World, place: Place) -> Run:
     """A run whose second step takes 700 MiB that no plan knows, for a moment."""
     words = place.command("train", f"--train_file={world.text}", *LEAST, "--run_name=passing")[1:]
-    command = [sys.executable, str(CHILD), "2", "700", *words]
-    return subprocess.run(command, cwd=place.folder, env=ENVIRONMENT, capture_output=True, text=True)
+    return warm.run(CHILD, ["2", "700", *words], ENVIRONMENT, place.folder)
 
 
 @pytest.mark.skipif(

@@ -8,13 +8,12 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.end_to_end import running
 from tests.end_to_end.running import ENVIRONMENT
 from tests.end_to_end.world import STEPS, World
@@ -75,21 +74,20 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(pretrained: Wor
 
 def test_a_second_process_beside_a_living_one_is_refused(pretrained: World, tmp_path: Path) -> None:
     place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, "--run_name=live", "--log_steps=1")
-    with subprocess.Popen(
-        [sys.executable, *place.command("train", *flags)],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as first:
-        assert first.stdout is not None
-        for line in first.stdout:
+    pipe = tmp_path / "screen.fifo"
+    os.mkfifo(pipe)
+    script, *words = place.command("train", *flags)
+    first = warm.start(Path(script), words, pipe, pipe, ENVIRONMENT, tmp_path)
+    assert first.pid is not None
+    with pipe.open(encoding="utf8") as screen:
+        for line in screen:
             if line.split("/")[0].split() == ["step", "3"]:
-                first.send_signal(signal.SIGSTOP)
+                os.kill(first.pid, signal.SIGSTOP)
                 for second in (("--is_keep_training=True",), (*flags, "--overwrite=True")):
                     refused = place.run("train", "--run_name=live", *second)
                     assert refused.returncode == 2, refused.stdout
                     assert f"is in use: process {first.pid} on " in refused.stderr
-                first.send_signal(signal.SIGCONT)
-    assert first.returncode == 0
+                os.kill(first.pid, signal.SIGCONT)
+    first.join()
+    assert first.exitcode == 0
     assert place.losses("live") == pretrained.place.losses("whole")

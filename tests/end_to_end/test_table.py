@@ -23,6 +23,7 @@ from tests.end_to_end.world import RUNS, SAME, SHAPE, STEPS, World, prompts_of
 from tests.ranks import must_succeed
 
 MODEL_FILES = {"config.json", "model.safetensors", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
@@ -229,10 +230,8 @@ def holds(run: str, *names: str, without: str = "model.int8.safetensors") -> Che
     return check
 
 
-def trains_adapters_alone(run: str, storage: str) -> Check:
-    """An adapter in PEFT's format over `whole`, whose frozen weights are stored so, and an optimizer that knows no
-    others.
-    """
+def trains_adapters_alone(run: str) -> Check:
+    """An adapter in PEFT's format over `whole`, and an optimizer that knows no other weights."""
 
     def check(seen: Seen) -> None:
         about = json.loads((seen.folder(run) / "adapter_config.json").read_text("utf8"))
@@ -241,6 +240,14 @@ def trains_adapters_alone(run: str, storage: str) -> Check:
         with safe_open(seen.folder(run) / "checkpoints/latest/state/optimizer.safetensors", "pt") as state:
             names = list(state.keys())
         assert names and all(".adapter." in name for name in names)
+
+    return check
+
+
+def stores(run: str, storage: str) -> Check:
+    """Frozen weights are stored so."""
+
+    def check(seen: Seen) -> None:
         plan = next(event for event in seen.place.events(run) if event["event"] == "plan")
         assert plan["choice"]["storage"] == storage
 
@@ -459,9 +466,9 @@ TABLE = (
     ),
     # --- going on ---
     Row(
-        "Ctrl-C, and on",
-        (Stopped(8, signal.SIGINT, "train [whole] --run_name=cut"), RESUME),
-        (was_cut("cut"), bit_for_bit("cut")),
+        "Ctrl-C, and on, and on once more, which is said to be done",
+        (Stopped(8, signal.SIGINT, "train [whole] --run_name=cut"), RESUME, was_cut("cut"), RESUME),
+        (ends_with(0, f"{STEPS}, all done before"), bit_for_bit("cut")),
     ),
     Row(
         "killed before the first checkpoint, and on",
@@ -482,11 +489,18 @@ TABLE = (
         "preferences: killed, and on with the reference of the beginning",
         (Stopped(7, signal.SIGKILL, "dpo [preferences] --run_name=cut"), "dpo --is_keep_training=True"),
         (was_cut("cut"), bit_for_bit("cut", "preferences")),
+        is_slow=True,  # test_dpo_reference.py has the reference of a run that goes on, the other rows the going on.
     ),
     Row(
         "an adapter: asked to stop, and on",
         (Stopped(7, signal.SIGTERM, "train [lora] --run_name=cut"), RESUME),
-        (was_cut("cut"), bit_for_bit("cut", "lora"), holds("cut", "adapter_config.json", without="model.safetensors")),
+        (
+            was_cut("cut"),
+            bit_for_bit("cut", "lora"),
+            learns("cut"),
+            trains_adapters_alone("cut"),
+            holds("cut", *ADAPTER_FILES, without="model.safetensors"),
+        ),
     ),
     Row(
         "a head: killed, and on",
@@ -494,26 +508,20 @@ TABLE = (
         (was_cut("cut"), bit_for_bit("cut", "labels")),
         is_slow=True,
     ),
-    Row(
-        "a finished run is said to be done",
-        ("train [whole] --run_name=done", RESUME),
-        (ends_with(0, f"{STEPS}, all done before"), bit_for_bit("done")),
-    ),
     # --- what changes no numbers ---
     Row(
-        "micro-batches, recomputed blocks, files reopened",
-        ("train [whole] --run_name=way --batch_size_per_gpu=3 --gradient_checkpointing=True --ultra_low_mem=True",),
-        (same_losses("way"), keeps_budget("way")),
-    ),
-    Row(
-        "weights in RAM and the loss in ultra",
-        ("train [whole] --run_name=way --memory_mode=ultra --memory_budget=600M --mixed_precision=no",),
+        "micro-batches, recomputed blocks, files reopened, weights in RAM and the loss in ultra",
+        (
+            "train [whole] --run_name=way --memory_mode=ultra --memory_budget=600M --batch_size_per_gpu=3"
+            " --gradient_checkpointing=True --ultra_low_mem=True",
+        ),
         (same_losses("way"), keeps_budget("way")),
     ),
     Row(
         "two processes by accelerate",
         (Launched(ACCELERATE, "train [whole] --run_name=two"),),
         (ends_with(0), same_losses("two")),
+        is_slow=True,  # Each process imports torch anew; test_processes.py has two without a launcher.
     ),
     Row(
         "two processes by torchrun",
@@ -539,15 +547,6 @@ TABLE = (
     ),
     # --- other ways to a model ---
     Row(
-        "an adapter over int8",
-        ("train [lora] --lora_base=int8 --run_name=lora",),
-        (
-            learns("lora"),
-            trains_adapters_alone("lora", "int8"),
-            holds("lora", "adapter_model.safetensors", "tokenizer.json", without="model.safetensors"),
-        ),
-    ),
-    Row(
         "an adapter over int4 in a file: asked to stop, and on",
         (
             Stopped(7, signal.SIGTERM, "train [lora] --lora_base=int4 --weights_in=file --run_name=lora"),
@@ -559,39 +558,37 @@ TABLE = (
         is_slow=True,
     ),
     Row(
-        "tokenizer, shards, training",
+        "tokenizer, shards, training, and conversations with a template from the newest pretraining",
         (
             "tokenizer --train_file={text.txt} --tokenizer_dir={here}/tokenizer --vocab_size=400",
             "prepare --train_file={text.txt} --tokenizer_dir={here}/tokenizer --shards_dir={here}/shards",
             f"train --train_file={{here}}/shards {' '.join(SHAPE)} --max_steps=3 --max_seq_len=64 --run_name=shards",
+            "train --is_finetune=True --train_file={talks.jsonl} --max_seq_len=64 --mixed_precision=no"
+            " --effective_batch_size=8 --max_steps=6 --prompt_template='问：{prompt}\\n答：' --source_prefix='chat: '"
+            " --expand_turns=True --sample_rows=2 --run_name=talk",
         ),
-        (holds("shards", *MODEL_FILES),),
-    ),
-    Row(
-        "finetuning begins with the newest pretraining",
         (
-            f"train --train_file={{text.txt}} {' '.join(SHAPE)} --max_steps=2 --max_seq_len=64 --run_name=base",
-            "train --is_finetune=True --train_file={pairs.jsonl} --max_seq_len=32 --max_steps=6 --mixed_precision=no "
-            "--run_name=tuned",
+            ends_with(
+                0, "starting from {here}/runs/shards", "only 2 rows held out for evaluation", "--validation_file"
+            ),
+            holds("shards", *MODEL_FILES),
+            learns("talk", 0.0),
+            stores_template("talk"),
         ),
-        (ends_with(0, "starting from {here}/runs/base"), learns("tuned", 0.0)),
     ),
     Row(
-        "conversations with a template",
-        (
-            f"train --is_finetune=True --train_file={{talks.jsonl}} {BASE} --max_steps=6 "
-            f"--prompt_template='问：{{prompt}}\\n答：'"
-            " --source_prefix='chat: ' --expand_turns=True --sample_rows=2 --run_name=talk",
-        ),
-        (ends_with(0, "only 2 rows held out for evaluation", "--validation_file"), stores_template("talk")),
-    ),
-    Row(
-        "new tokens train beside an adapter and are merged",
+        "new tokens train beside an adapter over int8 and are merged",
         (
             f"train {NEW_WORDS} --max_steps=4 --lora_rank=2 --lora_base=int8 --run_name=lora",
             "merge --adapter={here}/runs/lora --output={here}/runs/merged",
         ),
-        (holds("merged", *MODEL_FILES), knows_tokens("merged", "<a_1>", "<a_2>")),
+        (
+            learns("lora"),
+            stores("lora", "int8"),
+            holds("lora", *ADAPTER_FILES, without="model.safetensors"),
+            holds("merged", *MODEL_FILES),
+            knows_tokens("merged", "<a_1>", "<a_2>"),
+        ),
     ),
     Row(
         "new tokens go on exactly, and transformers reads them",

@@ -1,33 +1,36 @@
 """A transcript: command lines with their exit code and what the screen must name.
 
 Starting Python and importing torch takes seconds, so that one child process runs all lines, one after the other,
-through the program's own `main`.
+through the program's own `main`, and reads their files itself.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests import warm
 from tests.end_to_end.running import ENVIRONMENT, ROOT, Place
 from tests.end_to_end.world import SHAPE, World
 
 RUN_ALL = """
 import contextlib, io, json, sys
 import train_low_mem
+from data.prepare import looking
+from tests.conftest import Reader
+looking.Worker = Reader
 results = []
-for arguments in json.load(sys.stdin):
+for arguments in json.load(open(sys.argv[1], encoding="utf8")):
     out, screen = (io.TextIOWrapper(io.BytesIO(), encoding="utf8", write_through=True) for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(screen):
         try:
             code = train_low_mem.main(arguments)
         except SystemExit as exit:
             code = exit.code
+    looking.forget()
     results.append([code, *(stream.buffer.getvalue().decode("utf8") for stream in (out, screen))])
 print(json.dumps(results))
 """
@@ -90,15 +93,10 @@ def outcomes(world: World, place: Place) -> list[Outcome]:
         is_new = words[:1] == ["train"] and not names & {"--finetune_from", "--is_keep_training", "--model_preset"}
         shape = SHAPE if is_new and "--train_file" in names else ()
         lines.append([*words, *(flag for flag in (*own, *shape) if flag.split("=")[0] not in names)])
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL],
-        input=json.dumps(lines),
-        cwd=place.folder,
-        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    words = place.folder / "lines.json"
+    words.write_text(json.dumps(lines), encoding="utf8")
+    done = warm.run(RUN_ALL, [str(words)], {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}, place.folder)
+    assert done.returncode == 0, done.stderr
     return [tuple(outcome) for outcome in json.loads(done.stdout.splitlines()[-1])]
 
 

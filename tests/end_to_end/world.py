@@ -51,6 +51,7 @@ RUNS = {
         "--validation_file={pairs.jsonl}",
         *FINETUNING,
         "--max_steps=120",
+        "--eval_steps=60",
         "--learning_rate=0.03",
         "--dropout_rate=0",
     ),

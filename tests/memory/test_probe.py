@@ -71,7 +71,8 @@ def test_a_result_is_kept(measured: tuple[ProbeResult, Path]) -> None:
     ("changes", "time_limit", "was_killed", "reason"),
     [
         ({}, 0.001, False, "processor time"),
-        ({"host_bytes": MIB}, 600.0, True, "memory"),
+        # It takes as long as a whole measurement; test_child_process.py has children that take too much memory.
+        pytest.param({"host_bytes": MIB}, 600.0, True, "memory", marks=pytest.mark.slow),
     ],
 )
 def test_a_child_that_dies_is_one_sentence(

@@ -26,7 +26,8 @@ from benchmarks.traced.tracing import Tracer
 from devices.sizes import MPS_INNER
 from settings.declared import T5ModelConfig
 
-SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
+SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=1, num_decoder_layers=1, num_heads=4)
+TWO_BLOCKS = replace(SHAPE, num_decoder_layers=2)  # The second takes the bias of positions of the first.
 LENGTHS = ((40, 12), (33, 9), (7, 3), (90, 30))
 PRODUCTS = {
     "mm": (0, 1),
@@ -38,7 +39,7 @@ PRODUCTS = {
     "mv": (0, 1),
 }
 WORKS = {
-    "in pieces": TracedWork(SHAPE, "mps", LENGTHS, dropout=0.1, saved=1, micro_batch=2, scores=4000),
+    "in pieces": TracedWork(TWO_BLOCKS, "mps", LENGTHS, dropout=0.1, saved=1, micro_batch=2, scores=4000),
     "muon, gated": TracedWork(replace(SHAPE, feed_forward_proj="gated-gelu"), "mps", LENGTHS, optimizer="muon"),
     "many tokens, adapters": TracedWork(SHAPE, "mps", ((4000, 20),) * 9, chunk_bytes=1 << 27, lora_rank=16),
 }

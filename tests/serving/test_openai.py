@@ -6,14 +6,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from common.web.listening import listen, server_of
 from serving.app import Api, make_app
 from tests.serving.served import NAME, Gate, alone, make_api, prompt_ids
+
+if TYPE_CHECKING:  # A test that needs it imports it: half a second while tests are collected.
+    import openai
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUESTION = [{"role": "user", "content": "hello"}]
@@ -32,6 +34,8 @@ class Served:
         self._thread.start()
 
     def client(self, key: str = TOKEN) -> openai.OpenAI:
+        import openai
+
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0)
 
     def end(self) -> None:
@@ -58,6 +62,8 @@ def chat(client: openai.OpenAI, **how: Any) -> Any:
 
 
 def test_a_request_that_outlasts_the_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import openai
+
     api = make_api(max_new_tokens=60000)
     gate = Gate(api, monkeypatch)
     gate.may_go.set()
@@ -104,12 +110,16 @@ def test_completions(client: openai.OpenAI) -> None:
 
 
 def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as raised:
         chat(client, extra_body={"min_p": 0.5})
     assert raised.value.param == "min_p" and raised.value.type == "invalid_request_error"
 
 
 def test_a_wrong_key_and_a_wrong_model(served: Served, client: openai.OpenAI) -> None:
+    import openai
+
     with served.client("wrong") as stranger, pytest.raises(openai.AuthenticationError):
         chat(stranger)
     for ask in (

@@ -16,7 +16,7 @@ from settings.declared import T5ModelConfig
 from settings.optimizers import OPTIMIZERS
 from settings.precedence import model_presets
 
-SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
+SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=1, num_decoder_layers=1, num_heads=4)
 WIDE = T5ModelConfig(vocab_size=512, d_model=256, d_kv=32, d_ff=1024, num_layers=2, num_decoder_layers=2, num_heads=8)
 EQUAL = ((64, 32),) * 32
 RAGGED = tuple((20 + 7 * n % 200, 5 + 3 * n % 40) for n in range(32))
@@ -43,7 +43,7 @@ def test_twice_the_rows_start_as_many_kernels(
 def test_several_processes_wait_as_often_as_one_and_sum_a_block_in_one_collective() -> None:
     tracer = traced(step("cuda", RAGGED, processes=2))
     assert tracer.waits.total() == 1
-    groups = 2 * (2 + 1) + 1  # Two blocks and a norm of each stack, and the shared weights.
+    groups = 2 * (1 + 1) + 1  # A block and a norm of each stack, and the shared weights.
     assert (
         tracer.kernels["c10d::allreduce_coalesced_"] == 2 * groups - 2
     )  # After the stacks there is one for the norms.
