@@ -12,12 +12,6 @@ SAME: dict[tuple[str, str, str, str], str] = {
     ): "they differ where both answers have probability 1, which no head of more than one word gives",
     ("memory/estimate/blocks.py", "return 0", "0", "1"): "one byte",
     (
-        "memory/estimate/blocks.py",
-        "is_fused: bool = False",
-        "False",
-        "True",
-    ): "who counts for a GPU says it; on a CPU nobody looks at it",
-    (
         "training/checkpoints/folder.py",
         "named = self.folder / name_of(step) if type(step) is int and step >= 0 else None",
         "0",

@@ -38,11 +38,11 @@ class Adapted:
         drops: whether adapters read dropped copies of their inputs.
     """
 
-    targets: tuple[str, ...] = ()
-    drops: bool = False
+    targets: tuple[str, ...]
+    drops: bool
 
 
-NO_ADAPTERS = Adapted()
+NO_ADAPTERS = Adapted((), drops=False)
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class BlockEstimate:
     stream: int
     tokens: Tokens
     rows: MicroBatchRows
-    answers: int = 1
-    dropout: bool = False
-    kernels: bool = False
-    scores: int = 0
-    is_fused: bool = False
-    adapted: Adapted = NO_ADAPTERS
-    compiled: bool = False
+    answers: int
+    dropout: bool
+    kernels: bool
+    scores: int
+    is_fused: bool
+    adapted: Adapted
+    compiled: bool
 
     def saved(self, tokens: Tokens) -> list[int]:
         """Sizes of the tensors that backward reads, of so many tokens, without the block's input."""
