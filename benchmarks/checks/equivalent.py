@@ -10,11 +10,35 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "margins.abs() <= ROUNDING * size",
         "margins.abs() < ROUNDING * size",
     ): "they differ where both answers have probability 1, which no head of more than one word gives",
+    (
+        "engine/optimizers/muon.py",
+        "_orthogonalise(update.mT if n < m else update)",
+        "n < m",
+        "n <= m",
+    ): "a square matrix may be turned or not",
     ("memory/estimate/blocks.py", "return 0", "0", "1"): "one byte",
+    (
+        "memory/estimate/blocks.py",
+        "NO_ADAPTERS = Adapted((), drops=False)",
+        "False",
+        "True",
+    ): "inputs of no matrix are dropped",
     (
         "training/checkpoints/folder.py",
         "named = self.folder / name_of(step) if type(step) is int and step >= 0 else None",
         "0",
         "1",
     ): "no checkpoint is of step 0",
+    (
+        "training/checkpoints/run_lock.py",
+        "lock.acquire(timeout=0)",
+        "0",
+        "1",
+    ): "the same refusal, a second later",
+    (
+        "training/checkpoints/runs.py",
+        "checkpoints = Checkpoints(run_dir, keep_latest=1)",
+        "1",
+        "0",
+    ): "nothing is removed, and all checkpoints are looked at",
 }

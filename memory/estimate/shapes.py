@@ -179,7 +179,7 @@ class Shapes:
         The last alone is remembered: it has 8 bytes a row, and a plan asks for many sizes.
         """
         batch_size = min(batch_size, self._most_rows)
-        last_size, numbers = self._results.get("micro-batch of rows", (0, None))
+        last_size, numbers = self._results.get("micro-batch of rows", (None, None))
         if last_size != batch_size:
             numbers = self._cut_by_tokens(batch_size)
             self._results["micro-batch of rows"] = (batch_size, numbers)

@@ -20,6 +20,7 @@ def test_a_bound_of_tokens_is_priced_as_the_loader_cuts() -> None:
     targets = draw.integers(10, 114, (9, 64))
     for side in (sources, targets):
         side[4, 50:] = 0  # The last step of an epoch has fewer rows.
+        side[0, :4] = most // 4  # Two rows that are as many tokens as are allowed.
     shapes = Shapes(sources, targets, max_tokens=most)
     sizes = shapes.sizes(batch_size)
     steps = []  # Of each step, the filled tokens of its micro-batches, of both sides.
