@@ -4,6 +4,28 @@ from __future__ import annotations
 
 # (file, first line of the statement, before, after): why
 SAME: dict[tuple[str, str, str, str], str] = {
+    **{
+        (
+            "memory/answers.py",
+            "return cls(shape, ExecutionPlan(1, 1, 1, 0, 1, loaded, compute, LOSS_CHUNK_BYTES, 'small'), base_byt",
+            *change,
+        ): "answers have no training step"
+        for change in (("1", "2"), ("0", "1"))
+    },
+    **{
+        (
+            "memory/answers.py",
+            "work = Workload(self.shape, 1, 1, 1, dropout=False, optimizer='adafactor')",
+            *change,
+        ): "weights take as much whatever the rows"
+        for change in (("1", "0"), ("False", "True"))
+    },
+    (
+        "memory/answers.py",
+        "return resident_bytes(work, self.plan) + slots_bytes(work, self.plan, Machine(0, 0))",
+        "0",
+        "1",
+    ): "of the machine, only the number of processes is read",
     (
         "engine/objectives/preference.py",
         "return torch.where(margins.abs() <= ROUNDING * size, 0.5, (margins > 0).double())",
