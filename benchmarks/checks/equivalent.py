@@ -45,6 +45,29 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "False",
         "True",
     ): "inputs of no matrix are dropped",
+    **{
+        (file, statement, "True", "False"): "both have one length"
+        for file, statement in (
+            ("memory/estimate/blocks.py", "sources, targets = zip(*self.rows, strict=True)"),
+            ("memory/estimate/blocks.py", "sources, targets = zip(*rows, strict=True)"),
+            (
+                "memory/estimate/peaks.py",
+                "sources, targets = zip(*(lengths for rows in micro_batches for lengths in rows), strict=True)",
+            ),
+        )
+    },
+    **{
+        (file, statement, "0", changed): "below any size"
+        for file, statement, changed in (
+            ("memory/estimate/blocks.py", "highest = 0", "-1"),
+            ("memory/estimate/blocks.py", "largest_tile = 0", "1"),
+            (
+                "memory/estimate/peaks.py",
+                "token_rows = trained.parts['embedding'] + max(0, trained.parts['head'] - label_head)",
+                "-1",
+            ),
+        )
+    },
     (
         "training/checkpoints/folder.py",
         "named = self.folder / name_of(step) if type(step) is int and step >= 0 else None",
