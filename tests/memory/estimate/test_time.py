@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.units import GIB, MIB
-from memory.estimate.time import RENEWED_STEPS, RemainingWork, Renewal, predict_seconds, predict_times, remaining_work
+from memory.estimate.time import RemainingWork, Renewal, predict_seconds, predict_times, remaining_work
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
 from settings.declared import Config, T5ModelConfig
@@ -96,14 +97,24 @@ def test_answers_that_are_scored_take_their_time_in_each_evaluation() -> None:
 
 
 def test_after_the_first_steps_the_rest_takes_as_long_as_they_did() -> None:
-    renewal = Renewal(step_seconds=1.0, total_seconds=150.0, steps=100)
-    durations = [renewal.after_step(2.0) for _ in range(40)]
-    (renewed,) = [duration for duration in durations if duration is not None]
-    assert durations.index(renewed) == RENEWED_STEPS - 1
-    assert renewed.seconds == pytest.approx(80 * (2.0 + 2 * 0.5)), "steps, and their share of what lies around them"
-    assert renewed.low < renewed.seconds < renewed.high < 1.2 * renewed.seconds
-    short = Renewal(1.0, 150.0, RENEWED_STEPS)
-    assert not any(short.after_step(2.0) for _ in range(RENEWED_STEPS)), "nothing is left then"
+    timed = [1.0, 3.0] * 8 + [1.0]  # After three that are not counted.
+    mean = 33 / 17
+    scatter = np.std(timed) / 17**0.5 / mean
+    steps = [9.0] * 3 + timed + [2.0] * 20
+    left = 80 * mean * (1 + 0.5)  # Steps, and their share of what lies around them.
+    for step_seconds, total, seconds in ((1.0, 150.0, left), (0.0, 0.0, 80 * mean), (1.0, None, 80 * mean)):
+        renewal = Renewal(step_seconds, total, steps=100)
+        durations = [renewal.after_step(duration) for duration in steps]
+        (renewed,) = [duration for duration in durations if duration is not None]
+        assert durations.index(renewed) == 19
+        assert renewed.seconds == pytest.approx(seconds) and renewed.low < renewed.seconds
+        assert renewed.high == pytest.approx((1 + 2 * scatter) * seconds)
+    even = Renewal(1.0, 100.0, 100)
+    renewed = [even.after_step(2.0) for _ in range(20)][-1]
+    assert renewed is not None and renewed.high == pytest.approx(1.1 * 160), "never told as exact"
+    short = Renewal(1.0, 150.0, 20)
+    assert not any(short.after_step(2.0) for _ in range(20)), "nothing is left then"
+    assert Renewal(1.0, 150.0, 21).after_step(0.0) is None
 
 
 def test_evaluations_and_a_reference_model_take_forwards_and_saves_their_file() -> None:
