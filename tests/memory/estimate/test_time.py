@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from common.units import GIB, MIB
-from memory.estimate.time import RemainingWork, Renewal, predict_seconds, predict_times, remaining_work
+from memory.estimate.time import (
+    Amount,
+    RemainingWork,
+    Renewal,
+    mean_amount,
+    predict_seconds,
+    predict_times,
+    remaining_work,
+)
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
 from settings.declared import Config, T5ModelConfig
@@ -53,6 +61,10 @@ def test_slower_choices_are_predicted_slower(
     work = replace(WORK, model=shape)
     predicted = predict_seconds(work, choice, MACHINE) / predict_seconds(work, fastest, MACHINE)
     assert predicted == pytest.approx(measured, rel=0.1 if shape is SHAPE else 0.15)
+
+
+def test_rows_of_one_length_are_counted_as_a_step_of_them() -> None:
+    assert Amount.of_rows(8, 128, 64) == mean_amount(WORK.step_shapes)
 
 
 # --- what is left of a run
