@@ -33,6 +33,7 @@ SHAPE = {
 RATES = (("float32", 1.5e11), ("bfloat16", 4e11), ("float16", 4e11))
 CPU = Machine(GIB, GIB, 200 * MIB, RATES, speed_class=AVX512_BF16.name)
 AMX = replace(CPU, speed_class=AMX_BF16.name, measured=(("float32", 2e11),), num_processes=2, correction=1.25)
+SLOW_DISK = replace(CPU, disk_rates=(8e7, 3e7))
 CUDA = Machine(
     4 * GIB,
     8 * GIB,
@@ -79,6 +80,7 @@ CASES: dict[str, tuple[Workload, ExecutionPlan, Machine]] = {
     "gradients held": (replace(EVEN, optimizer="adamw", hold_gradients=True), CUT, CPU),
     "adapters over int8": (replace(adapted(EVEN), adapted=NO_ADAPTERS), replace(CUT, storage="int8"), CPU),
     "weights in a file": (EVEN, replace(NONE_SAVED, weights_in=FILE, offloaded_blocks=3), CPU),
+    "weights on a slow disk": (EVEN, replace(PASSES, weights_in=FILE, offloaded_blocks=3), SLOW_DISK),
     "GPU": (EVEN, ON_GPU, CUDA),
     "heap not trimmed": (EVEN, replace(CUT, malloc="untrimmed"), CPU),
     "several passes": (MIXED, PASSES, CPU),
@@ -122,6 +124,7 @@ KEPT: dict[str, tuple[int, int, float, float]] = {
     "gradients held": (401872081, 3188517378, 584.4302, 100.4662),
     "adapters over int8": (304374786, 2463461580, 428.3601, 75.8044),
     "weights in a file": (312613557, 2551764636, 581.3328, 103.8888),
+    "weights on a slow disk": (316453475, 2590458260, 961.1947, 267.3576),
     "GPU": (66751802, 442449110, 741.2767, 166.6835),
     "heap not trimmed": (333020608, 2776503744, 535.5959, 91.3624),
     "several passes": (362456755, 2864058390, 522.7733, 89.2467),
