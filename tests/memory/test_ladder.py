@@ -65,10 +65,12 @@ def test_rungs(machine: Machine, flags: dict[str, str], expected: str) -> None:
     assert len({rung.describe() for rung in rungs}) == len(rungs), "each has a name of its own"
 
 
-def test_a_wide_model_gains_nothing_from_reused_memory() -> None:
-    for width, is_reused in ((504, True), (512, False)):
-        rungs = ladder_of(CPU, {}, replace(WORK, model=replace(SHAPE, d_model=width))).rungs
-        assert (rungs[0].memory == REUSED) == is_reused
+@pytest.mark.parametrize("rows", [1, 5, 7, 24])
+def test_every_plan_has_all_rows_of_a_step(rows: int) -> None:
+    ladder = ladder_of(CPU, {}, replace(WORK, rows=rows))
+    for plan in (plan for rung in ladder.rungs for family in ladder.families(rung) for plan in family):
+        most = plan.batch_size_per_gpu * plan.gradient_accumulation_steps
+        assert most >= rows > most - plan.batch_size_per_gpu, "no empty micro-batch, no row left over"
 
 
 def test_a_run_under_way_keeps_its_dtypes_and_where_its_weights_are() -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from common.units import GIB, MIB
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
 from memory.estimate.workload import Machine
-from memory.ladder import Ladder
 from memory.machines import target_machine
 from memory.plan import NEARLY, plan
-from memory.step_settings import StepSettings
-from memory.step_work import effective_batch, make_work
 from settings.declared import Config
 from settings.loading import load
 
@@ -42,24 +37,6 @@ def machine(
 
 def settings_of(**flags: Any) -> Config:
     return load("train", {"train_file": "x", **{name: str(value) for name, value in flags.items()}})
-
-
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(
-    rows=st.integers(1, 24),
-    processes=st.integers(1, 4),
-    mode=st.sampled_from(["auto", "standard", "low", "ultra"]),
-    recompute=st.sampled_from(["auto", "True", "False"]),
-)
-def test_every_choice_keeps_the_effective_batch(rows: int, processes: int, mode: str, recompute: str) -> None:
-    config = settings_of(effective_batch_size=rows, memory_mode=mode, gradient_checkpointing=recompute)
-    where = machine(2 * GIB, processes=processes)
-    work = make_work(config, where, None, None)
-    ladder = Ladder(StepSettings.of(config), where, work)
-    assert effective_batch(config.train, where) == rows and ladder.rungs
-    for choice in (choice for rung in ladder.rungs for family in ladder.families(rung) for choice in family):
-        most = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
-        assert most >= work.rows > most - choice.batch_size_per_gpu, "no empty micro-batch, no row left over"
 
 
 @pytest.mark.parametrize("flags", [{}, {"is_finetune": True, "lora_rank": 8}])

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from common.units import GIB, MIB
+from devices.sizes import SAMPLE_TOKENS
 from memory.estimate.time import (
     Amount,
+    Duration,
     RemainingWork,
     Renewal,
     mean_amount,
@@ -86,8 +88,10 @@ def test_what_is_left_of_a_run_is_counted() -> None:
         few = remaining_work(settings_of(), 0, held_out, answer_tokens=64)
         assert (few.evaluated_rows, few.saves) == (rows, saves)
     ended = remaining_work(settings_of(), 100, held_out=9, answer_tokens=64)
-    assert (ended.steps, ended.saves, ended.evaluated_rows) == (0, 0, 0)
-    assert ended.answer_tokens > 0, "samples are written all the same"
+    nothing = RemainingWork(0, 0, 0, reference_steps=0, answer_tokens=0, beams=1)
+    assert ended == replace(nothing, answer_tokens=SAMPLE_TOKENS), "samples are written all the same"
+    assert remaining_work(settings_of(sample_rows=0), 100, held_out=9, answer_tokens=64) == nothing
+    assert RemainingWork(0, 0, 0) == nothing and Duration.within(6.0, 0.5) == Duration(6.0, 4.0, 9.0)
 
 
 def test_a_reference_model_sees_the_rows_that_are_left() -> None:
