@@ -223,10 +223,11 @@ def lock_at(path: Path) -> FileLock | None:
     """
     from filelock import FileLock  # It is imported here so that a Python without it is still told so.
 
+    lock = FileLock(path, thread_local=False)
     try:
         import fcntl
     except ImportError:  # Windows has locks of its own, on all file systems.
-        return FileLock(path, thread_local=False)
+        return lock
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # A link makes no file elsewhere.
     try:
         fcntl.flock(handle, fcntl.LOCK_UN)
@@ -236,7 +237,7 @@ def lock_at(path: Path) -> FileLock | None:
         return None
     finally:
         os.close(handle)
-    return FileLock(path, thread_local=False)
+    return lock
 
 
 class InUse(Exception):

@@ -38,11 +38,11 @@ class Adapted:
         drops: whether adapters read dropped copies of their inputs.
     """
 
-    targets: tuple[str, ...] = ()
-    drops: bool = False
+    targets: tuple[str, ...]
+    drops: bool
 
 
-NO_ADAPTERS = Adapted()
+NO_ADAPTERS = Adapted((), drops=False)
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class BlockEstimate:
     stream: int
     tokens: Tokens
     rows: MicroBatchRows
-    answers: int = 1
-    dropout: bool = False
-    kernels: bool = False
-    scores: int = 0
-    is_fused: bool = False
-    adapted: Adapted = NO_ADAPTERS
-    compiled: bool = False
+    answers: int
+    dropout: bool
+    kernels: bool
+    scores: int
+    is_fused: bool
+    adapted: Adapted
+    compiled: bool
 
     def saved(self, tokens: Tokens) -> list[int]:
         """Sizes of the tensors that backward reads, of so many tokens, without the block's input."""
@@ -124,15 +124,13 @@ class BlockEstimate:
         return int(not targets or any(name in targets for name in names))
 
     def forward(self) -> int:
-        """The most that it works with outside of any graph."""
+        """The most that it works with outside of any graph, as in an evaluation, which does not drop."""
         own, source = self._own_and_source(self.tokens)
         stream = own * self.model.d_model * self.stream
         normed = own * self._d
         attention = normed + 3 * own * self._inner + self._attention(is_across=False, is_backward=False)
-        inner = 1 + self.dropout if self._is_in_place else 2 + is_gated(self.model)
+        inner = 1 if self._is_in_place else 2 + is_gated(self.model)
         feed_forward = 2 * stream + normed + inner * own * self._ff
-        if self.dropout and not self.kernels:
-            feed_forward += own * self.model.d_ff
         if not self._is_decoder:
             return max(attention, feed_forward)
         across = 2 * normed + stream + own * self._inner + 2 * source * self._inner
@@ -169,8 +167,7 @@ class BlockEstimate:
         """The most that one attention takes in backward; with compiled kernels without the gradients that it
         returns.
         """
-        attentions = (False, True) if self._is_decoder else (False,)
-        return max(self._tile(is_across, is_backward=True) for is_across in attentions)
+        return max(self._tile(is_across, is_backward=True) for is_across in (False, True))
 
     def bias_bytes(self) -> int:
         """The position bias of a stack as a matrix, where it is one (`model.attention.PositionBias`)."""
@@ -238,7 +235,7 @@ class BlockEstimate:
         scores = heads * block * keys * self.e
         if is_backward:
             return (4 * keys + 3 * block) * width + (2 + self.dropout) * scores
-        return (2 * keys + 2 * block) * width + (1 + self.dropout) * scores
+        return 2 * (keys + block) * width + scores
 
     def _dense_tile(self, is_across: bool, is_backward: bool) -> int:
         """Scores of the largest tile, and what `model.dense_attention` gives: its result, or gradients of q, k and

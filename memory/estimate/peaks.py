@@ -147,7 +147,7 @@ def attends_compiled(work: Workload, choice: ExecutionPlan) -> bool:
 
 
 def largest_tokens(
-    shapes: Shapes, choice: ExecutionPlan, work: Workload, machine: Machine, *, is_evaluation: bool = False
+    shapes: Shapes, choice: ExecutionPlan, work: Workload, machine: Machine, *, is_evaluation: bool
 ) -> Tokens:
     """Tokens of the largest micro-batch, filled up or padded as it lies on the device."""
     rows = choice.eval_batch_size_per_gpu if is_evaluation else choice.batch_size_per_gpu
@@ -163,10 +163,9 @@ def tokens_together(work: Workload, choice: ExecutionPlan, machine: Machine) -> 
     count = choice.micro_batches_per_pass
     if attends_compiled(work, choice):
         return shapes.together(rows, count, choice.sizes)
-    together = shapes.step
-    if count * rows < shapes.rows:
-        largest = shapes.largest_micro_batch(rows)
-        together = Tokens(min(count * largest.source, together.source), min(count * largest.target, together.target))
+    step = shapes.step
+    largest = shapes.largest_micro_batch(rows)
+    together = Tokens(min(count * largest.source, step.source), min(count * largest.target, step.target))
     return _padded(together, shapes.worst_steps(rows)[0], work.answers, machine)
 
 

@@ -120,11 +120,8 @@ class Shapes:
 
     @remembered
     def together(self, batch_size: int, count: int, sizes: Sizes) -> Tokens:
-        """Tokens of at most `count` micro-batches of one step, filled up; of all, where there are so many by their
-        rows.
-        """
+        """Tokens of at most `count` micro-batches of one step, filled up."""
         largest = self.largest_micro_batch(batch_size, sizes)
-        is_whole_step = count * batch_size >= self.rows
         tokens = list[int]()
         sides = ((largest.source, self.sources, sizes[0]), (largest.target, self.targets, sizes[1]))
         for most, side, filled in sides:
@@ -132,7 +129,7 @@ class Shapes:
             filled_values = np.array([filled_tokens(int(value), filled) if value else 0 for value in values])
             sums = filled_values[indices.reshape(side.shape[0], -1)]
             of_step = self._largest(sums.sum(1), sums, sums.shape[1])
-            tokens.append(of_step if is_whole_step else min(most * count, of_step))
+            tokens.append(min(most * count, of_step))
         return Tokens(*tokens)
 
     def worst_steps(self, batch_size: int, together: int = 1) -> list[list[MicroBatchRows]]:
@@ -179,7 +176,7 @@ class Shapes:
         The last alone is remembered: it has 8 bytes a row, and a plan asks for many sizes.
         """
         batch_size = min(batch_size, self._most_rows)
-        last_size, numbers = self._results.get("micro-batch of rows", (0, None))
+        last_size, numbers = self._results.get("micro-batch of rows", (None, None))
         if last_size != batch_size:
             numbers = self._cut_by_tokens(batch_size)
             self._results["micro-batch of rows"] = (batch_size, numbers)

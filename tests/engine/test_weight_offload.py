@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from common.units import GIB
 from engine.blockwise import Blockwise
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
+from engine.weight_offload.prefetch import PrefetchBuffers
 from engine.weight_offload.store import OffloadedWeightStore, offloaded_store
 from engine.weights import WeightStore, weight_store_for
 from memory.estimate.workload import FILE, RAM, ExecutionPlan
@@ -175,3 +178,26 @@ def test_a_disk_that_fails_says_so(
     monkeypatch.setattr(store.buffers.backend, "store", broken)
     with pytest.raises(UserError, match=r"weights_in.*Input/output error.*last checkpoint"):
         trained(model, store)
+
+
+def test_bytes_move_in_order_once_the_computation_has_come_there() -> None:
+    moves = list[str]()
+    backend: Any = SimpleNamespace(
+        store=lambda block, memory: moves.append(f"store{block}"),
+        load=lambda block, memory: moves.append(f"load{block}"),
+        close=lambda: moves.append("closed"),
+    )
+    memory = [torch.empty(8) for _ in range(2)]
+    buffers = PrefetchBuffers(backend, [4, 6, 8], memory, lambda: partial(moves.append, "reached"))
+    for block in (0, 1, 1, 2, 0):
+        assert len(buffers.acquire(block)) == buffers.sizes[block]
+        assert buffers.release(block, is_changed=block < 2)
+    assert len(buffers.acquire(2)) == len(buffers.acquire(2)) == 8
+    assert buffers.prefetch(1) is not None
+    buffers.acquire(1)
+    assert buffers.prefetch(0) is None, "both are in use"
+    assert not buffers.release(2) and buffers.release(2)
+    buffers.close()
+    expected = "reached reached reached store0 reached store1 load0 reached store0 load1 closed"
+    assert " ".join(moves) == expected, "block 2 was not changed: it is neither stored nor loaded"
+    assert (buffers.read_bytes, buffers.written_bytes) == (4 + 6, 4 + 6 + 4)

@@ -8,8 +8,21 @@ from typing import Any
 import pytest
 
 from common.units import MIB
-from memory.answers import AnswerBatch, HeldModel, first_that_fits, rungs, storage_dtypes
-from settings.declared import T5ModelConfig
+from memory.answers import (
+    AnswerBatch,
+    HeldModel,
+    bytes_before,
+    first_that_fits,
+    largest,
+    rows_to_measure,
+    rungs,
+    storage_dtypes,
+)
+from memory.budget import Budget
+from memory.processes import ProcessTree
+from settings.declared import GenerateConfig, T5ModelConfig
+from settings.errors import DoesNotFit
+from tests.fake_device import FakeDevice
 from tests.measuring import in_child
 
 SHAPE = T5ModelConfig(vocab_size=4096, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_decoder_layers=4, num_heads=8)
@@ -75,3 +88,66 @@ def test_less_memory_means_narrower_weights_and_at_last_few_blocks_in_a_file() -
     assert rung(tight, "no") == ("float32", "small", 4)
     assert rung(whole, folders=("file",)) == ("float32", "small", 6)
     assert rung(100 * MIB) is None
+
+
+NARROW = {"storage": "int8", "compute": "bfloat16", "malloc": "fast"}
+ON_GPU = {"storage": "bfloat16", "compute": "bfloat16", "scores": 1 << 16, "malloc": "untrimmed"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "batch", "others", "size"),
+    [
+        ({}, AnswerBatch(16, 512, 24), {}, 329643151),
+        ({}, AnswerBatch(16, 512, 24), {"rows_read": 3, "cached_tokens": 9000}, 274020126),
+        ({}, AnswerBatch(64, 8, 300, choices=500), {}, 376142489),
+        ({"storage": "bfloat16", "malloc": "fast"}, AnswerBatch(16, 512, 24), {}, 328053401),
+        (NARROW, AnswerBatch(4, 64, 48, beams=4, sampled=True), {}, 183828485),
+        (NARROW, AnswerBatch(2, 5000, 60, beams=64), {}, 318132147),
+        (ON_GPU, AnswerBatch(64, 64, 64, beams=2), {}, 292658063),
+        ({**ON_GPU, "offloaded_blocks": 4}, AnswerBatch(2, 64, 64), {}, 165661091),
+    ],
+)
+def test_a_prediction_stays(plan: dict[str, Any], batch: AnswerBatch, others: dict[str, int], size: int) -> None:
+    """Who changes a formula measures again, by the test above and its slow cases, and writes the new values here."""
+    model = HeldModel.of(replace(SHAPE, vocab_size=32128, d_ff=4096), "float32", "float32", 100 * MIB)
+    parts = replace(model, plan=replace(model.plan, **plan)).answering(batch, **others)
+    assert sum(parts.values()) == size
+
+
+def test_rows_are_measured_as_asked_or_as_many_as_fit() -> None:
+    model = HeldModel.of(SHAPE, "bfloat16", "bfloat16", 100 * MIB)
+    for longest in ((800, 130), (800, 0)):
+        needs = [sum(model.measuring(rows, *longest).values()) for rows in range(1, 9)]
+        for budget in needs:
+            assert rows_to_measure(model, budget, "auto", 8, longest) == sum(need <= budget for need in needs)
+        assert rows_to_measure(model, needs[4], 5, 8, longest) == 5
+        for requested, budget, change in (("auto", needs[0] - 1, "max_seq_len=400"), (6, needs[4], "rows=3")):
+            with pytest.raises(DoesNotFit) as refusal:
+                rows_to_measure(model, budget, requested, 8, longest, flag="rows")
+            assert change in str(refusal.value) and ("130" in str(refusal.value)) == (longest[1] > 0)
+    assert [largest(5, lambda number: number <= most) for most in (0, 1, 4, 9)] == [0, 1, 4, 5]  # noqa: B023
+
+
+def test_what_settings_and_folders_mean() -> None:
+    drawn = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0, num_beams=3, max_new_tokens=7)
+    assert AnswerBatch.by(drawn, 2, 9) == AnswerBatch(2, 9, 7, beams=3)
+    for change in ({"top_k": 1}, {"top_p": 0.9}):
+        assert AnswerBatch.by(replace(drawn, **change), 2, 9).sampled
+        assert not AnswerBatch.by(replace(drawn, **change, temperature=0.0), 2, 9).sampled
+    assert HeldModel.of(SHAPE, "int8", "float32", 0).plan.storage == "int8"
+    assert HeldModel.of(SHAPE, "float64", "float32", 0).plan.storage == "float32"
+    for folder, compute, requested, dtypes in (
+        ("int8", "float32", "auto", ["int8"]),
+        ("float32", "float16", "auto", ["float16"]),
+        ("float32", "bfloat16", "auto", ["bfloat16", "int8"]),
+        ("bfloat16", "float32", "no", ["float32", "bfloat16"]),
+        ("float32", "float32", "bf16", ["bfloat16"]),
+    ):
+        assert storage_dtypes(folder, compute, requested) == dtypes
+
+
+def test_what_is_held_before_is_of_the_memory_that_the_budget_is_about() -> None:
+    budget = Budget(0, 1, 0, (), "", 0)
+    held = ProcessTree().usage().anon_bytes
+    assert held / 2 < bytes_before(budget) < 2 * held
+    assert bytes_before(replace(budget, device=FakeDevice(8 * MIB))) == 0  # type: ignore[arg-type]

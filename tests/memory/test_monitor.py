@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from common.units import MIB
-from memory.monitor import Monitor
+from memory.monitor import Monitor, watched
 from memory.processes import ProcessTree, Usage, has_proc
+from settings.errors import OverBudget
 from tests.fake_device import FakeDevice
 from tests.memory.fake_machine import ME, FakeMachine
 
@@ -62,6 +63,24 @@ def test_what_lived_between_two_samples_is_known_from_the_kernels_mark(tmp_path:
         machine.process(ME, parent=50, anon=mebibytes * MIB, file=60 * MIB, highest=900 * MIB)
         monitor.sample(phase)
     assert monitor.phase_peaks == {"load": 300 * MIB, "train": 840 * MIB, "save": 250 * MIB}
+
+
+def test_a_new_budget_counts_what_was_held_unless_the_machine_has_less_since() -> None:
+    monitor = monitor_of(300, 100)
+    monitor.sample("load")
+    for is_from_now, peaks in ((False, (300 * MIB, {"load": 300 * MIB})), (True, (0, {}))):
+        monitor.watch(500 * MIB, *[True] * is_from_now)
+        assert (monitor.counted_peak_bytes, monitor.counted_phase_peaks) == peaks
+    monitor.sample("train")
+    assert (monitor.counted_peak_bytes, monitor.peak_bytes) == (100 * MIB, 300 * MIB)
+    assert monitor.pressure() == pytest.approx(0.2)
+
+
+def test_work_that_took_more_than_its_budget_ends_in_a_refusal() -> None:
+    with watched(monitor_of(1000)):
+        pass
+    with pytest.raises(OverBudget, match="memory_budget"), watched(monitor_of(1001)):
+        pass
 
 
 # A large file that surely lies on a disk: pages of a file in a tmpfs could not be dropped.

@@ -5,20 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from common.units import GIB, MIB
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
 from memory.estimate.workload import Machine
-from memory.ladder import Ladder
 from memory.machines import target_machine
 from memory.plan import NEARLY, plan
-from memory.step_settings import StepSettings
-from memory.step_work import effective_batch, make_work
 from settings.declared import Config
-from settings.errors import UserError
 from settings.loading import load
 
 GB = 1000**3
@@ -43,57 +37,6 @@ def machine(
 
 def settings_of(**flags: Any) -> Config:
     return load("train", {"train_file": "x", **{name: str(value) for name, value in flags.items()}})
-
-
-@pytest.mark.parametrize(("installed", "rows"), [(12.9 * GB, 8), (13.1 * GB, 32)])
-def test_the_rows_of_a_step_follow_from_the_ram_of_the_machine_alone(installed: float, rows: int) -> None:
-    for available, processes in ((5 * GB, 1), (14 * GB, 2), (5 * GB, 3)):
-        chosen = plan(settings_of(), machine(3 * GIB, available, processes=processes, installed=installed))
-        assert chosen.effective_batch_size == rows
-        assert chosen.reasons[0].startswith(f"{rows} rows per step") and "the machine's RAM" in chosen.reasons[0]
-    chosen = plan(settings_of(effective_batch_size=4), machine(3 * GIB, installed=installed))
-    assert not any("rows per step" in reason for reason in chosen.reasons), "nothing is left to say"
-
-
-@pytest.mark.parametrize(
-    ("flags", "processes", "expected"),
-    [
-        ({"batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, 2, (16, 2, 4)),
-        ({"gradient_accumulation_steps": 12}, 1, (32, 3, 11)),
-        ({"batch_size_per_gpu": 3}, 2, (32, 3, 6)),
-        ({"batch_size_per_gpu": 24}, 2, (48, 24, 1)),
-        ({"gradient_accumulation_steps": 40}, 1, (40, 1, 40)),
-        ({"effective_batch_size": 6, "gradient_accumulation_steps": 3}, 2, (6, 1, 3)),
-    ],
-)
-def test_sizes_given_by_hand_are_kept(flags: dict[str, int], processes: int, expected: tuple[int, int, int]) -> None:
-    """Both make the rows, times the processes; one leaves them as they are, unless a process has too few for it."""
-    chosen = plan(settings_of(**flags), machine(3 * GIB, processes=processes))
-    choice = chosen.choice
-    assert (chosen.effective_batch_size, choice.batch_size_per_gpu, choice.gradient_accumulation_steps) == expected
-    reasons = " ".join(chosen.reasons)
-    assert ("the given batch size" in reasons) == (len(flags) == 1 and expected[0] > 32)
-    steps = flags.get("gradient_accumulation_steps", expected[2])
-    is_changed = f"--gradient_accumulation_steps = {steps}, becomes {expected[2]} here" in reasons
-    assert is_changed == (steps != expected[2])
-
-
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(
-    rows=st.integers(1, 24),
-    processes=st.integers(1, 4),
-    mode=st.sampled_from(["auto", "standard", "low", "ultra"]),
-    recompute=st.sampled_from(["auto", "True", "False"]),
-)
-def test_every_choice_keeps_the_effective_batch(rows: int, processes: int, mode: str, recompute: str) -> None:
-    config = settings_of(effective_batch_size=rows, memory_mode=mode, gradient_checkpointing=recompute)
-    where = machine(2 * GIB, processes=processes)
-    work = make_work(config, where, None, None)
-    ladder = Ladder(StepSettings.of(config), where, work)
-    assert effective_batch(config.train, where) == rows and ladder.rungs
-    for choice in (choice for rung in ladder.rungs for family in ladder.families(rung) for choice in family):
-        most = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
-        assert most >= work.rows > most - choice.batch_size_per_gpu, "no empty micro-batch, no row left over"
 
 
 @pytest.mark.parametrize("flags", [{}, {"is_finetune": True, "lora_rank": 8}])
@@ -134,11 +77,3 @@ def test_a_card_without_bf16_computes_in_fp16() -> None:
     assert (in_fp16.choice.storage, in_fp16.choice.compute) == ("bfloat16", "float16")
     assert any("float16" in reason for reason in in_fp16.reasons)
     assert in_fp16.peak_bytes < 0.75 * in_fp32.peak_bytes and in_fp16.seconds < in_fp32.seconds
-
-
-def test_fp16_of_a_preset_becomes_what_is_fast() -> None:
-    chosen = plan(settings_of(preset="guide_config_1"), machine(10 * GIB, kind=AMX_BF16))
-    assert chosen.choice.compute == "bfloat16" and any("fp16 from the preset" in reason for reason in chosen.reasons)
-    assert chosen.effective_batch_size == 8
-    with pytest.raises(UserError, match="products in fp16 are not faster"):
-        plan(settings_of(preset="guide_config_1", mixed_precision="fp16"), machine(10 * GIB, kind=AMX_BF16))

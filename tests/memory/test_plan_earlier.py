@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,39 +50,7 @@ def test_a_run_that_no_longer_fits_in_its_dtypes_says_what_it_goes_on_in() -> No
     assert "no longer fits here: it continues with bfloat16 storage" in " ".join(chosen.reasons)
 
 
-GPU = Machine(
-    8 * GIB,
-    8 * GIB,
-    rates=(("float32", 1e13), ("bfloat16", 4e13)),
-    pads_attention=True,
-    fuses_attention=True,
-    no_compiler="",
-)
-
-
-def compiles(flag: str, machine: Machine = GPU, steps: int | None = 1000, **facts: Any) -> bool:
-    flags = {"train_file": "x", "model_preset": "tiny", "mixed_precision": "bf16", "compile": flag}
-    return plan(load("train", flags), machine, source_tokens=64, target_tokens=32, steps=steps, **facts).choice.compiled
-
-
-def test_long_runs_compile_their_blocks_where_torch_can() -> None:
-    assert compiles("auto") and compiles("True", steps=10)
-    assert not compiles("auto", steps=499) and not compiles("auto", steps=None) and not compiles("False")
-    without_triton = replace(GPU, no_compiler="Triton is missing")
-    for machine in (
-        without_triton,
-        replace(GPU, has_own_memory=True, host_bytes=100 * MIB),
-        replace(GPU, pads_attention=False, fuses_attention=False),
-    ):
-        assert not compiles("auto", machine)
-    with pytest.raises(UserError, match="--compile = True, is not possible here: Triton is missing"):
-        compiles("True", without_triton)
-    with pytest.raises(UserError, match="compiled kernels compute"):
-        compiles("True", Machine(8 * GIB, 8 * GIB, no_compiler="", has_kernels=True))
-
-
-@pytest.mark.parametrize("began", [True, False])
-def test_a_run_goes_on_compiled_or_not_as_it_began(began: bool) -> None:
-    earlier = ExecutionPlan(32, 1, 1, 4, 4, "bfloat16", "bfloat16", 32 * MIB, scores=2**20, compiled=began)
-    assert compiles("auto", steps=1000, earlier=earlier) is compiles("auto", steps=20, earlier=earlier) is began
-    assert compiles("True", earlier=earlier) and not compiles("False", earlier=earlier)
+def test_compiling_that_is_asked_for_and_not_possible_is_refused() -> None:
+    config = load("train", {"train_file": "x", "model_preset": "tiny", "compile": "True"})
+    with pytest.raises(UserError, match="--compile = True, is not possible here: no Triton"):
+        plan(config, Machine(8 * GIB, 8 * GIB, no_compiler="no Triton"))

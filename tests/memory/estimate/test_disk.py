@@ -49,6 +49,8 @@ def test_a_disk_without_room_for_one_is_refused_and_for_all_is_told(disk: Simple
     problems, (note,) = too_full(need, tmp_path)
     assert problems == [] and "4 checkpoints of" in note and "--keep_latest_n_ckp" in note
     assert too_full(need, tmp_path, held_bytes=1) == ([], []), "what the run has already will make room"
+    disk.free += 1
+    assert too_full(need, tmp_path) == ([], [])
 
 
 def test_weights_in_a_file_take_room_and_wear_the_disk(disk: SimpleNamespace, tmp_path: Path) -> None:

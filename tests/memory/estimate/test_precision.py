@@ -37,15 +37,6 @@ def test_bytes_of_dtypes() -> None:
     assert matrix_bytes((10, 128), "int8") == 1280 == matrix_bytes((5, 128), "bfloat16")
 
 
-def test_int4_is_taken_where_it_is_named_alone() -> None:
-    assert "int4" not in {precision.storage for precision in allowed(BF16, **LORA)}
-    assert allowed(BF16, **LORA, lora_base="int4") == [Precision.of("int4", "bfloat16")]
-
-
-def test_fp16_is_taken_where_it_is_fast_and_bf16_is_not() -> None:
-    assert allowed(FP16) == [Precision("bfloat16", "float16", "float32")]
-    assert allowed((*BF16, *FP16), mixed_precision="fp16")[0].compute == "float16"
-    for flags in ({"mixed_precision": "bf16"}, {"mixed_precision": "no"}, {**LORA, "lora_base": "int8"}):
-        assert allowed(FP16, **flags)[0].compute == "float32"
+def test_fp16_that_is_named_where_it_is_not_fast_is_refused() -> None:
     with pytest.raises(UserError, match="mixed_precision = fp16"):
         allowed((), mixed_precision="fp16")

@@ -20,6 +20,7 @@ def test_a_bound_of_tokens_is_priced_as_the_loader_cuts() -> None:
     targets = draw.integers(10, 114, (9, 64))
     for side in (sources, targets):
         side[4, 50:] = 0  # The last step of an epoch has fewer rows.
+        side[0, :4] = most // 4  # Two rows that are as many tokens as are allowed.
     shapes = Shapes(sources, targets, max_tokens=most)
     sizes = shapes.sizes(batch_size)
     steps = []  # Of each step, the filled tokens of its micro-batches, of both sides.
@@ -44,3 +45,10 @@ def test_a_sample_of_the_steps_leaves_room_for_the_others() -> None:
     part = Shapes(sources[::50], sources[::50], is_complete=False)
     assert part.step.source >= 0.97 * whole.step.source
     assert part.step.source <= 8 * 99
+
+
+def test_the_worst_steps_have_the_most_tokens_of_both_sides_or_the_largest_micro_batch() -> None:
+    shapes = Shapes(np.array([[10, 10], [25, 2]]), np.array([[9, 9], [1, 1]]))
+    assert shapes.worst_steps(1) == [[((10, 9),), ((10, 9),)], [((25, 1),), ((2, 1),)]]
+    assert shapes.worst_steps(2) == [[((10, 9), (10, 9))]]
+    assert shapes.widest_micro_batch(1) == ((25, 1),)

@@ -5,10 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.units import GIB, MIB
-from memory.estimate.time import RENEWED_STEPS, RemainingWork, Renewal, predict_seconds, predict_times, remaining_work
+from devices.sizes import SAMPLE_TOKENS
+from memory.estimate.time import (
+    Amount,
+    Duration,
+    RemainingWork,
+    Renewal,
+    mean_amount,
+    predict_seconds,
+    predict_times,
+    remaining_work,
+)
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
 from settings.declared import Config, T5ModelConfig
@@ -54,6 +65,10 @@ def test_slower_choices_are_predicted_slower(
     assert predicted == pytest.approx(measured, rel=0.1 if shape is SHAPE else 0.15)
 
 
+def test_rows_of_one_length_are_counted_as_a_step_of_them() -> None:
+    assert Amount.of_rows(8, 128, 64) == mean_amount(WORK.step_shapes)
+
+
 # --- what is left of a run
 
 SCHEDULE = RemainingWork(100, 4, 3 * 64)
@@ -73,8 +88,10 @@ def test_what_is_left_of_a_run_is_counted() -> None:
         few = remaining_work(settings_of(), 0, held_out, answer_tokens=64)
         assert (few.evaluated_rows, few.saves) == (rows, saves)
     ended = remaining_work(settings_of(), 100, held_out=9, answer_tokens=64)
-    assert (ended.steps, ended.saves, ended.evaluated_rows) == (0, 0, 0)
-    assert ended.answer_tokens > 0, "samples are written all the same"
+    nothing = RemainingWork(0, 0, 0, reference_steps=0, answer_tokens=0, beams=1)
+    assert ended == replace(nothing, answer_tokens=SAMPLE_TOKENS), "samples are written all the same"
+    assert remaining_work(settings_of(sample_rows=0), 100, held_out=9, answer_tokens=64) == nothing
+    assert RemainingWork(0, 0, 0) == nothing and Duration.within(6.0, 0.5) == Duration(6.0, 4.0, 9.0)
 
 
 def test_a_reference_model_sees_the_rows_that_are_left() -> None:
@@ -96,14 +113,24 @@ def test_answers_that_are_scored_take_their_time_in_each_evaluation() -> None:
 
 
 def test_after_the_first_steps_the_rest_takes_as_long_as_they_did() -> None:
-    renewal = Renewal(step_seconds=1.0, total_seconds=150.0, steps=100)
-    durations = [renewal.after_step(2.0) for _ in range(40)]
-    (renewed,) = [duration for duration in durations if duration is not None]
-    assert durations.index(renewed) == RENEWED_STEPS - 1
-    assert renewed.seconds == pytest.approx(80 * (2.0 + 2 * 0.5)), "steps, and their share of what lies around them"
-    assert renewed.low < renewed.seconds < renewed.high < 1.2 * renewed.seconds
-    short = Renewal(1.0, 150.0, RENEWED_STEPS)
-    assert not any(short.after_step(2.0) for _ in range(RENEWED_STEPS)), "nothing is left then"
+    timed = [1.0, 3.0] * 8 + [1.0]  # After three that are not counted.
+    mean = 33 / 17
+    scatter = np.std(timed) / 17**0.5 / mean
+    steps = [9.0] * 3 + timed + [2.0] * 20
+    left = 80 * mean * (1 + 0.5)  # Steps, and their share of what lies around them.
+    for step_seconds, total, seconds in ((1.0, 150.0, left), (0.0, 0.0, 80 * mean), (1.0, None, 80 * mean)):
+        renewal = Renewal(step_seconds, total, steps=100)
+        durations = [renewal.after_step(duration) for duration in steps]
+        (renewed,) = [duration for duration in durations if duration is not None]
+        assert durations.index(renewed) == 19
+        assert renewed.seconds == pytest.approx(seconds) and renewed.low < renewed.seconds
+        assert renewed.high == pytest.approx((1 + 2 * scatter) * seconds)
+    even = Renewal(1.0, 100.0, 100)
+    renewed = [even.after_step(2.0) for _ in range(20)][-1]
+    assert renewed is not None and renewed.high == pytest.approx(1.1 * 160), "never told as exact"
+    short = Renewal(1.0, 150.0, 20)
+    assert not any(short.after_step(2.0) for _ in range(20)), "nothing is left then"
+    assert Renewal(1.0, 150.0, 21).after_step(0.0) is None
 
 
 def test_evaluations_and_a_reference_model_take_forwards_and_saves_their_file() -> None:

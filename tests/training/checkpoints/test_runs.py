@@ -14,6 +14,8 @@ from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import (
     create_run,
     delete_replaced_run,
+    model_folder,
+    only_pretrained,
     publish,
     read_run,
     restore_replaced_run,
@@ -85,6 +87,24 @@ def test_a_best_checkpoint_that_somebody_has_removed_is_not_replaced_in_silence(
     assert checkpoints.named_best() == best
     with pytest.raises(UserError, match=r"step_00000001 is no longer there[\s\S]*not published"):
         publish(best, run_dir)
+
+
+def test_the_model_of_a_run_is_its_own_or_else_its_best_checkpoint(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "run", "pretrain", objective="span")
+    (run,) = runs_newest_first(tmp_path)
+    assert model_folder(run_dir) is None and run.is_of_text and not run.is_finished
+    checkpoints = Checkpoints(run_dir, keep_latest=2)
+    latest = checkpoints.save(1, write_model)
+    assert model_folder(run_dir) == latest
+    best = checkpoints.save(2, write_model, is_best=True)
+    latest = checkpoints.save(3, write_model)
+    assert run.model_folder == best and not run.is_finished
+    publish(latest, run_dir)
+    assert model_folder(run_dir) == run_dir and run.is_finished
+    assert (run_dir / "model.safetensors").samefile(latest / "model.safetensors")
+    assert not (run_dir / "state").exists()
+    assert only_pretrained(latest) and only_pretrained(run_dir) and not only_pretrained(tmp_path)
+    assert not only_pretrained(create_run(tmp_path, "tuned", "finetune", objective="pairs"))
 
 
 def test_a_run_that_is_replaced_lies_beside_until_the_new_model_stands(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from data.tokenizers.training import byte_tokenizer
 from engine.loss_scaling import LossScaling
 from engine.optimizers import OPTIMIZERS, Optimizer, Step
 from memory.estimate.workload import ExecutionPlan
+from model import hf_format
 from model.t5 import T5
 from settings.errors import UserError
 from tests.training.small_trained import SHAPE
@@ -92,6 +93,7 @@ def test_a_field_that_is_missing_or_foreign_is_told(tmp_path: Path, field: str, 
 def test_a_missing_tensor_of_the_optimizer_is_noticed(tmp_path: Path) -> None:
     saved(tmp_path / "c")
     load_optimizer(tmp_path / "c", empty())
+    assert hf_format.load(tmp_path / "c").config == SHAPE, "the model is beside it"
     file = tmp_path / "c" / "state" / "optimizer.safetensors"
     tensors = load_file(file)
     for key in sorted(tensors)[::7]:
