@@ -8,7 +8,7 @@ unforeseen.
 
 from __future__ import annotations
 
-from common.signals import INTERRUPTED, comes_from_interrupt, leave_at_ctrl_c
+from support.signals import INTERRUPTED, comes_from_interrupt, leave_at_ctrl_c
 
 if __name__ == "__main__":  # before what takes time to import
     leave_at_ctrl_c()
@@ -25,15 +25,15 @@ from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 
-from common.language import join, say, speak
-from common.screen import guard, visible
-from common.terminal import paragraphs
 from settings.declared import COMMANDS, Config, flags_of
 from settings.errors import DoesNotFit, OverBudget, UserError, reason_of, refuse
 from settings.fields import AUTO, allowed, counted, nearest
 from settings.help import command_help, general_help, versions
 from settings.loading import edit_notes, load
 from settings.program import IS_INSTALLED, NAME, PACKAGE, full_name, missing, python
+from support.language import join, say, speak
+from support.screen import guard, visible
+from support.terminal import paragraphs
 
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
 VERSION_FLAGS = ("--version", "-version", "-V", "version")

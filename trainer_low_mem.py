@@ -25,8 +25,6 @@ IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and "t
 from accelerate import Accelerator, InitProcessGroupKwargs
 
 import devices
-from common.language import say, speak
-from common.storage import writing
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from engine.step import Done
@@ -39,6 +37,8 @@ from settings.errors import refuse
 from settings.fields import AUTO
 from settings.loading import training_command
 from settings.needs import unread
+from support.language import say, speak
+from support.storage import writing
 from training.averaging import publish_mean
 from training.checkpoints.runs import delete_replaced_run, publish, restore_replaced_run
 from training.evaluating import evaluate, show_samples

@@ -35,8 +35,8 @@ from benchmarks.parts.contract_page import (
 )
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.rows import write_rows
-from common.units import MIB
 from devices.cores import usable_cores
+from support.units import MIB
 
 CACHE = ROOT / "data" / "cache" / "contract"
 FIGURES = CACHE / "figures.json"

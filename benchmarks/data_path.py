@@ -24,10 +24,10 @@ import pyarrow as pa
 from benchmarks.page import markdown, show_section
 from benchmarks.parts import children
 from benchmarks.parts.rows import read_rows
-from common.units import format_size
 from data.batches.order import Order
 from data.dataset import MODES, LowMemDataset
 from data.sources.corpus import build_sample_corpus
+from support.units import format_size
 
 OPTIONS = {"megabytes": "64", "rows": "400000", "repeats": "3", "write": "True"}
 READS = 40_000

@@ -24,7 +24,7 @@ from benchmarks.page import ROOT, SummaryRow, markdown, show_section
 from benchmarks.parts import children
 from benchmarks.parts.finetuning_data import Setting
 from benchmarks.parts.rows import read_rows
-from common.units import format_size
+from support.units import format_size
 
 LORA = {"lora_rank": "8", "lora_alpha": "16"}
 KINDS: dict[str, tuple[str, dict[str, str]]] = {  # kind -> command and flags

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.units import GIB, MIB
 from devices.processor import AMX_BF16, AVX2, AVX512_BF16, Processor
 from memory.estimate.workload import Machine
 from memory.machines import MACHINES_FILE, target_machine
@@ -25,6 +24,7 @@ from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.fields import read_settings_file
 from settings.loading import load
+from support.units import GIB, MIB
 
 RECORD = Path(__file__).with_suffix(".json")
 MOST_SLOWER = 1 / 0.95

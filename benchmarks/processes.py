@@ -19,8 +19,8 @@ from benchmarks.contract import data_file
 from benchmarks.page import markdown, show_section
 from benchmarks.parts import watched
 from benchmarks.parts.children import options_of
-from common.units import format_size
 from devices.cores import usable_cores
+from support.units import format_size
 
 OPTIONS = {"model": "t5-small", "rows": "16", "tokens": "128", "steps": "4", "processes": "2"}
 

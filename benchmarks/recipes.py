@@ -47,12 +47,12 @@ from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.rows import read_rows
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
 from benchmarks.parts.watched import count_weights, first_event, last_event
-from common.units import format_size
 from data.prepare.preparing import find_prepared
 from model.formats.answering import DECODING_SETTINGS, other_than_default
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from settings.declared import GenerateConfig
 from settings.loading import load
+from support.units import format_size
 from training.report.run_files import SETTINGS_FILE
 
 TEXT_SCORES = ("geometric_mean", "bleu", "chrf++")  # in percent

@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks.page import SummaryRow, markdown, show_section
 from benchmarks.parts import children
-from common.units import format_size
 from memory.estimate.time import Amount, flops_of, recomputed_flops
 from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
+from support.units import format_size
 
 Run = dict[str, Any]  # One system in one turn.
 SYSTEMS = ("shipped", "tuned", "ours-standard", "ours-low", "ours-ultra")

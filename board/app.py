@@ -25,11 +25,11 @@ from board.reader import DATA_SUFFIXES, MOST_STEPS, Outside, inside
 from board.runs import size_of
 from board.service import Board
 from board.streams import json_bytes, overview_events, run_events
-from common.language import join, say, speak_here, spoken
-from common.units import format_size
-from common.web.bodies import content_length, read_object
-from common.web.guard import Guard
 from settings.errors import UserError, reason_of
+from support.language import join, say, speak_here, spoken
+from support.units import format_size
+from support.web.bodies import content_length, read_object
+from support.web.guard import Guard
 
 STATIC = Path(__file__).resolve().parent / "static"
 PAGES = ("/", "/run/{name}", "/new", "/plan", "/chat")

@@ -16,13 +16,13 @@ from typing import Any
 
 from board.reader import Folders, Outside
 from board.runs import delete_run, list_runs, size_of
-from common.language import join, say
-from common.screen import visible
-from common.terminal import aligned, folded, shortened, width
-from common.units import format_size
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
 from settings.program import program
+from support.language import join, say
+from support.screen import visible
+from support.terminal import aligned, folded, shortened, width
+from support.units import format_size
 from training.report.run_files import number_of
 
 ENDLESS = 10_000  # columns of a pipe or a file

@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any
 
 from board.planning import words_of
-from common.language import translation
 from settings.declared import Config, flags_of, places
 from settings.fields import AUTO, allowed, read_settings_file, show
 from settings.precedence import PRESETS_DIR, model_presets
 from settings.program import FILE, IS_INSTALLED, PACKAGE
+from support.language import translation
 
 # Those that decide most, in the order in which one asks; the words for them stand in the page's texts.
 FIRST = (

@@ -25,12 +25,12 @@ from pathlib import Path
 from board.planning import PROGRAM, Flags, Planner, goes_on, still_to_take, words_of
 from board.reader import Folders, Outside, checked_name, is_run_name
 from board.runs import ALIVE, CONSOLE_FILE, delete_run, end_of_file, list_runs, run_facts
-from common import child_process
-from common.language import say
-from common.storage import write_text
-from common.units import MIB
 from settings.errors import UserError
 from settings.loading import load
+from support import child_process
+from support.language import say
+from support.storage import write_text
+from support.units import MIB
 from training.report.run_files import LAUNCH_FILE, REQUEST_FILE, Record, number_of, read_record
 
 QUEUE_SECONDS = 2.0

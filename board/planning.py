@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from board.runs import ALIVE
-from common import child_process
-from common.language import spoken
-from common.units import MIB
 from settings.declared import flags_of
 from settings.fields import TRUE_WORDS
 from settings.program import start_command
+from support import child_process
+from support.language import spoken
+from support.units import MIB
 
 PROGRAM = tuple(start_command())
 PLAN_SECONDS = 60.0

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.language import say
 from data.sources.formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
 from settings.fields import is_encodable
 from settings.names import name_problem, shown_name
+from support.language import say
 from training.report.run_files import EVAL_COUNTS, EventReader, LatestEvents, Record, number_of, run_names
 
 DATA_SUFFIXES = (*KIND_BY_SUFFIX, *COMPRESSED_SUFFIXES)

@@ -28,8 +28,8 @@ from typing import Any
 import psutil
 
 from board.reader import ODD, Folders
-from common.language import say
-from common.storage import folder_bytes, remove
+from support.language import say
+from support.storage import folder_bytes, remove
 from training.report.run_files import (
     HEARTBEAT_FILE,
     LAUNCH_FILE,

@@ -8,10 +8,10 @@ from urllib.parse import quote
 from board.app import make_app
 from board.commands import folders_of
 from board.service import Board
-from common.language import say
-from common.web.listening import address_of, listen, own_names, server_of, token_of
 from settings.declared import Config
 from settings.fields import AUTO
+from support.language import say
+from support.web.listening import address_of, listen, own_names, server_of, token_of
 
 PORT = 8300
 LEAVE_SECONDS = 1  # given to open streams at the end

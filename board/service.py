@@ -19,11 +19,11 @@ from board.planning import Planner, still_to_take
 from board.reader import Folders, History, Outside, checked_name, is_run_name
 from board.runs import CONSOLE_FILE, end_of_file, list_runs, run_facts
 from board.talking import Talks
-from common import child_process
-from common.language import say
 from settings.errors import UserError, reason_of
 from settings.fields import AUTO, is_encodable
 from settings.loading import load
+from support import child_process
+from support.language import say
 from training.report.run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, RUN_FILE, number_of, read_record
 
 KEPT_HISTORIES = 32

@@ -14,7 +14,7 @@ from typing import Any
 
 from board.reader import History
 from board.service import READ_BYTES, Board
-from common.language import localized
+from support.language import localized
 
 TICK_SECONDS = 1.0
 LIST_SECONDS = 2.0

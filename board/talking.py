@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from board.reader import Folders
-from common import child_process
-from common.language import say, spoken
 from settings.program import full_name, python_command
+from support import child_process
+from support.language import say, spoken
 
 MOST_MODELS = 2
 QUIET_SECONDS = 600.0

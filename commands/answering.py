@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.language import join, say
 from memory.answers import AnswerBatch
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import GENERATION_FILE, RANKED, SEARCH_SETTINGS
@@ -15,6 +14,7 @@ from settings.declared import MOST_TOKENS, Config
 from settings.errors import UserError, refuse
 from settings.needs import without_effect
 from settings.tasks import MODEL_HEADS
+from support.language import join, say
 from training.loaded_model import LoadedModel, load_model, note
 from training.processes.launch import num_processes
 from training.saved_model import SavedModel, find_model, saved_note

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from commands.answering import find_answering
-from common.language import join, say
-from common.storage import atomic_file
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
@@ -32,6 +30,8 @@ from settings.declared import Config
 from settings.errors import DoesNotFit, UserError, reason_of
 from settings.fields import AUTO, counted
 from settings.program import program
+from support.language import join, say
+from support.storage import atomic_file
 from training.checkpoints.runs import only_pretrained
 from training.evaluation.answers import new_decoder
 from training.loaded_model import LoadedModel

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.checksums import damages, read_sums
 from model.formats.tensor_files import TensorFolder
 from settings.declared import Config
 from settings.errors import UserError, refuse
 from settings.fields import counted
+from support.language import say
 from training.report.progress import Progress
 from training.saved_model import find_model
 

@@ -25,9 +25,6 @@ from commands.new_folder import (
     refuse_not_finite,
     refuse_tensors_not_finite,
 )
-from common.language import say
-from common.storage import folder_bytes
-from common.units import format_size
 from devices.base import dtype_of, name_of
 from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
@@ -49,6 +46,9 @@ from settings.errors import UserError
 from settings.fields import listed
 from settings.program import program
 from settings.tasks import MODEL_HEADS
+from support.language import say
+from support.storage import folder_bytes
+from support.units import format_size
 from training.report.progress import Progress
 from training.saved_model import SavedModel, find_model, with_head
 

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.child_process import start
-from common.language import say
-from common.units import format_size
 from data.sources.dates import HELD_OUT_YEARS, SampleDates, build_sample_dates
 from settings.declared import Config
 from settings.loading import load
 from settings.program import FILE, IS_INSTALLED, PACKAGE, program, python, start_command
+from support.child_process import start
+from support.language import say
+from support.units import format_size
 from training.checkpoints.runs import new_run_name
 from training.report.progress import Progress
 from training.report.run_files import METRICS_FILE, EventReader

@@ -14,9 +14,6 @@ from typing import Any
 
 from commands.diagnosis.advice import advice_for
 from commands.diagnosis.inventory import take_inventory
-from common.child_process import TIME, ChildDied, call
-from common.language import join, say
-from common.units import format_size
 from devices.environment import prepare_environment
 from memory.estimate.precision import COMPUTE_DTYPES, WORDS
 from memory.estimate.shapes import Shapes
@@ -27,6 +24,9 @@ from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
 from settings.tasks import default_objective
+from support.child_process import TIME, ChildDied, call
+from support.language import join, say
+from support.units import format_size
 from training.report.progress import Progress
 from training.report.wording import about
 from training.saved_model import SHAPE_SETTINGS, find_model

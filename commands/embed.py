@@ -19,14 +19,14 @@ from commands.new_folder import holding_output
 from commands.text_reader import LENGTH_MULTIPLE, PART_BYTES, Embedder, text_columns
 from commands.text_rows import STANDARD_INPUT, TextWork, UnfinishedFile, in_parts
 from commands.vector_files import ID, VECTOR, VECTORS, Vectors, write_part, writer_for
-from common.language import say
-from common.units import MIB
 from data.sources.lines import BadRows
 from data.sources.prompts import Prompt
 from memory.answers import AnswerBatch
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import counted
+from support.language import say
+from support.units import MIB
 
 # A part ends when it reaches one of these limits, or `PART_BYTES` of vectors:
 PART_ROWS = 256

@@ -14,9 +14,6 @@ from accelerate import Accelerator
 from commands.answering import find_answering
 from commands.generate import cut_note
 from commands.new_folder import check_output, holding_output
-from common.language import say
-from common.storage import atomic_file, writing
-from common.units import MIB, format_size
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
@@ -33,6 +30,9 @@ from settings.declared import HEAD_EVAL_ROWS, MOST_TOKENS, Config, places, setti
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from settings.tasks import MODEL_HEADS, command_of, task_named
+from support.language import say
+from support.storage import atomic_file, writing
+from support.units import MIB, format_size
 from tasks.base import Outputs, Watch
 from training.evaluation.losses import Evaluation, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss

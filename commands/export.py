@@ -21,9 +21,6 @@ from commands.exporting.onnx_files import write_onnx
 from commands.exporting.vocabulary import read_vocabulary
 from commands.merge import converting, open_merged
 from commands.new_folder import holding_output, keep_generation_settings, new_folder
-from common.language import join, say
-from common.storage import folder_bytes
-from common.units import MIB, format_size
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.formats.answering import keep_answer_list
@@ -32,6 +29,9 @@ from model.t5 import T5
 from settings.declared import Config
 from settings.errors import UserError
 from settings.program import python
+from support.language import join, say
+from support.storage import folder_bytes
+from support.units import MIB, format_size
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
 from training.saved_model import find_model

@@ -19,7 +19,6 @@ from commands.answering import Answering, find_answering
 from commands.new_folder import holding_output
 from commands.text_reader import LENGTH_MULTIPLE, Labeller, text_columns
 from commands.text_rows import STANDARD_INPUT, TYPED, TextWork, UnfinishedFile, in_parts
-from common.language import say
 from data.sources.files import sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import Prompt
@@ -30,6 +29,7 @@ from settings.declared import Config, DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO, counted, is_encodable
 from settings.tasks import MODEL_HEADS
+from support.language import say
 from training.checkpoints.runs import only_pretrained
 from training.evaluation.prompt_parts import was_cut
 from training.loaded_model import WAITING_BYTES, note

@@ -14,8 +14,6 @@ import torch
 import devices
 from commands.convert import DTYPES, next_command, probe_logits, relative_difference
 from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
-from common.language import say
-from common.storage import write_text
 from devices.base import name_of
 from devices.malloc import tune_malloc
 from memory.answers import HeldModel, bytes_before, does_not_hold
@@ -30,6 +28,8 @@ from model.shapes import inner_width, weight_counts
 from model.t5 import T5
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
+from support.language import say
+from support.storage import write_text
 from training.report.progress import Progress
 from training.report.run_files import SETTINGS_FILE
 from training.saved_model import SavedModel, find_model

@@ -11,8 +11,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from common.language import say
-from common.storage import InUse, atomic_folder, exclusive, make_folder, restore_folder
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
@@ -22,6 +20,8 @@ from model.formats.shape_file import CONFIG_FILE, published_names
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
 from settings.fields import listed
+from support.language import say
+from support.storage import InUse, atomic_folder, exclusive, make_folder, restore_folder
 from training.checkpoints.runs import check_writable
 from training.processes.launch import num_processes
 from training.report.progress import Progress

@@ -13,10 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from commands.row_facts import count_and_show, count_tokens
-from common.child_process import ChildDied, call
-from common.language import english, join, say
-from common.storage import NotMade
-from common.units import format_size
 from data.prepare.looking import look
 from data.task import Table
 from devices.environment import may_have_gpu, prepare_environment
@@ -33,6 +29,10 @@ from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
 from settings.tasks import task_named
+from support.child_process import ChildDied, call
+from support.language import english, join, say
+from support.storage import NotMade
+from support.units import format_size
 from training.checkpoints.folder import step_of
 from training.checkpoints.runs import check_name
 from training.report.progress import Progress

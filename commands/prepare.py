@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 
 from commands.row_facts import examples_of
-from common.language import say
-from common.storage import make_once
 from data.prepare import preparing
 from data.prepare.data_tokenizer import tokenizer_folder
 from data.prepare.looking import look, tokenizer_limits
@@ -16,6 +14,8 @@ from data.shards.store import LengthFacts, Manifest
 from settings.declared import Config
 from settings.program import program
 from settings.tasks import command_of
+from support.language import say
+from support.storage import make_once
 from training.report.progress import Progress
 
 COUNT_NAMES = {

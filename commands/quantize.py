@@ -16,8 +16,6 @@ from commands.convert import next_command, probe_logits, relative_difference
 from commands.evaluate import EVALUATION_BATCH, evaluation_rows
 from commands.merge import converting, open_merged
 from commands.new_folder import copy_companions, holding_output, new_folder
-from common.language import say
-from common.units import format_size
 from data.batches.loader import StepLoader
 from devices.base import name_of
 from devices.malloc import HeapTrimmer
@@ -33,6 +31,8 @@ from model.quantization import quantize_model
 from model.t5 import T5
 from settings.declared import Config, T5ModelConfig
 from settings.fields import counted
+from support.language import say
+from support.units import format_size
 from training.evaluation.losses import evaluate
 from training.processes.group import Group
 from training.report.progress import Progress

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.storage import only_if_made
 from data.batches.loader import StepLoader
 from data.batches.rows import lengths_of
 from data.prepare.estimate import estimate_lengths
@@ -16,6 +15,7 @@ from data.task import Table
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import Config
 from settings.fields import AUTO
+from support.storage import only_if_made
 
 SHOWN_ROWS = 2
 

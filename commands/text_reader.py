@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from commands.answering import Answering
 from commands.vector_files import Vectors
-from common.units import MIB
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
 from engine.step import to_micro_batch
@@ -21,6 +20,7 @@ from memory.answers import HeldModel, rows_to_measure
 from settings.declared import DataConfig
 from settings.fields import AUTO, Auto
 from settings.tasks import task_for
+from support.units import MIB
 from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs
 from training.loaded_model import LoadedModel
 from training.report.progress import Progress

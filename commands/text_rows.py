@@ -16,8 +16,6 @@ from typing import Any, Generic, TextIO, TypeVar
 
 from commands.answering import Answering
 from commands.new_folder import check_output
-from common.language import say
-from common.storage import OtherParts, Parts, atomic_file, fingerprint, remove, writing
 from data.sources.files import find, sources_fingerprint
 from data.sources.formats import KIND_BY_SUFFIX
 from data.sources.lines import BadRows
@@ -26,6 +24,8 @@ from memory.monitor import watched
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import counted
+from support.language import say
+from support.storage import OtherParts, Parts, atomic_file, fingerprint, remove, writing
 from training.loaded_model import LoadedModel, note
 from training.report.progress import Progress
 from training.saved_model import SavedModel

@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 
 from commands.new_folder import held_output
-from common.language import say
-from common.storage import make_folder, rename, writing
 from data.prepare.data_tokenizer import read_extra_tokens, tokenizer_quality, tokenizer_type_of, train_data_tokenizer
 from data.prepare.looking import look, tokenizer_limits
 from data.prepare.training_data import find_training_data
@@ -18,6 +16,8 @@ from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
 from settings.program import program
+from support.language import say
+from support.storage import make_folder, rename, writing
 from training.report.progress import Progress
 
 TOKENIZER_FILE = "tokenizer.json"

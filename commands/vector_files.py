@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from common.language import say
 from settings.errors import UserError
+from support.language import say
 
 ID = "id"
 VECTOR = "vector"

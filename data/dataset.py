@@ -26,7 +26,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from common.language import join, say
 from data.sources.files import find
 from data.sources.formats import ARROW_FILE, ARROW_STREAM, PARQUET
 from data.sources.reading import reading
@@ -34,6 +33,7 @@ from data.sources.source import Source
 from data.sources.tables import parquet_batch_rows, parquet_file
 from settings.errors import UserError, refuse
 from settings.fields import listed
+from support.language import join, say
 
 # In the schema of files whose batches, but the last, all have that many rows:
 ROWS_PER_BATCH_KEY = b"rows_per_batch"

@@ -15,10 +15,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from common.language import english, say
-from common.screen import raw, visible
-from common.terminal import fitted
 from settings.fields import counted
+from support.language import english, say
+from support.screen import raw, visible
+from support.terminal import fitted
 
 FIRST_SECONDS = 2.0  # Quick work needs no display.
 TERMINAL_SECONDS = 0.5

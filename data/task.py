@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from common.storage import Once
     from data.batches.collate import AnyRow, Batch
     from data.batches.rows import Lengths, RowSettings
     from data.prepare.encode import Encoder
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from data.text.clean import Dropped
     from data.text.conversations import Examples, TextRow
     from data.tokenizers.tokenizer import Tokenizer
+    from support.storage import Once
 
 Table = list[tuple[str, str]]  # rows of a table that is printed: (title, text)
 RowLimits = tuple[int | None, ...]  # the most tokens of each stored column, end of text included; None: no limit

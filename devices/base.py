@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from common.language import say
 from devices import machine_file, processor
 from devices.copies import Carrier
 from devices.machine_file import Measured
@@ -39,6 +38,7 @@ from devices.sizes import (
     update_elements,
 )
 from devices.threads import most_threads
+from support.language import say
 
 # `multiply_rate` measures square products of growing size, since a fast dtype reaches its rate only in large ones; for
 # a slow dtype it stops early. The best of several repeats counts, because other programs only make a product slower.

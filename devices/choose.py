@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.language import Message, join, say
 from settings.errors import UserError
 from settings.fields import AUTO, counted
+from support.language import Message, join, say
 
 if TYPE_CHECKING:
     from devices.base import Device

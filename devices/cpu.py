@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from common.language import join
 from devices.base import Device
 from devices.torch_compiler import why_not_for_cpu
 from settings.fields import counted
+from support.language import join
 
 
 class CpuDevice(Device):

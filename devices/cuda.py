@@ -14,11 +14,11 @@ import re
 
 import torch
 
-from common.language import join, say
-from common.units import KIB, MIB
 from devices.base import Device
 from devices.copies import Carrier, CudaCarrier
 from devices.torch_compiler import why_not_for_gpu
+from support.language import join, say
+from support.units import KIB, MIB
 
 COMPILED_CAPABILITY = (7, 0)  # Triton compiles for cards from Volta on.
 FP16_CAPABILITY = (7, 0)  # Volta was the first with tensor cores.

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common.storage import read_text, write_text
+from support.storage import read_text, write_text
 
 
 @dataclass(frozen=True)

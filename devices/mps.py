@@ -22,8 +22,8 @@ import sys
 
 import torch
 
-from common.language import say
 from devices.base import Device
+from support.language import say
 
 BF16_MACOS = 14  # the first macOS whose MPS has bfloat16
 BF16_CHIP = 3  # M1 and M2 emulate bfloat16: it saves memory there, no time

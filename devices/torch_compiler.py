@@ -10,7 +10,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from common.language import say
+from support.language import say
 
 
 def why_not_for_gpu() -> str:

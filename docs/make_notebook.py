@@ -54,7 +54,7 @@ summary = LowMemTrainer(config, callbacks=[say]).train()""",
     """## Inspect
 
 `summary` holds what was planned and measured. `history()` returns the steps as columns, `history("eval")` the evaluations.""",
-    """from common.units import format_size
+    """from support.units import format_size
 
 print("planned", format_size(summary.planned_peak_bytes), "measured", format_size(summary.measured_peak_bytes))
 print("loss", round(summary.first_eval_loss, 2), "->", round(summary.best_eval_loss, 2))""",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from common.signals import leave_at_ctrl_c
+from support.signals import leave_at_ctrl_c
 
 leave_at_ctrl_c()  # before what takes time to import
 

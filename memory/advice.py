@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from common.language import join, say
-from common.units import MIB, format_size
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.precision import INT4
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
@@ -17,6 +15,8 @@ from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import UserError
 from settings.optimizers import OPTIMIZERS
 from settings.precedence import model_presets
+from support.language import join, say
+from support.units import MIB, format_size
 
 if TYPE_CHECKING:
     from memory.plan import Plan

@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from common.language import join, say
-from common.units import MIB, format_size, typed_size
 from devices.sizes import ENCODER_TOKENS, HEAP_BELOW, LOSS_CHUNK_BYTES, TILE_ELEMENTS
 from memory.budget import Budget
 from memory.estimate.peaks import evaluation_parts
@@ -30,6 +28,8 @@ from model.shapes import inner_width
 from settings.declared import GenerateConfig, T5ModelConfig
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
+from support.language import join, say
+from support.units import MIB, format_size, typed_size
 
 DTYPES = (FLOAT32, BFLOAT16, INT8)  # Weights at rest, from the fastest to the smallest.
 # The least work may take this share of the budget with malloc "fast": gaps between tensors of prompts of many lengths

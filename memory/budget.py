@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.language import join, say
-from common.units import format_size
 from memory.processes import ROOT, tree_pids, usage_of
 from memory.system_limits import Limit, host_limits, installed_bytes, margin_of
 from settings.fields import AUTO
+from support.language import join, say
+from support.units import format_size
 
 if TYPE_CHECKING:
     from devices.base import Device

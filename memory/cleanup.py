@@ -20,11 +20,11 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.language import say
-from common.units import format_size, parse_size
 from devices.malloc import trim_malloc
 from memory.processes import usage_of
 from memory.system_limits import free_host_bytes
+from support.language import say
+from support.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from devices.base import Device

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from common.language import say
-from common.units import format_size
 from devices.base import Device
 from memory.budget import Budget
 from memory.cleanup import Cleaner, CleanupRecord, Shortage, free_failed
@@ -32,6 +30,8 @@ from memory.step_settings import StepSettings
 from memory.system_limits import free_host_bytes, margin_of
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
+from support.language import say
+from support.units import format_size
 
 CHECK_SECONDS = 1.0  # The least time between two checks.
 PRESSURE = 0.97  # If more than this share of the budget is in use, memory is cleaned up at once.

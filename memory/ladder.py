@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
-from common.language import join, say
 from devices.sizes import DEVICE_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
 from memory.estimate.precision import FLOAT32, QUANTIZED, WORDS, Precision
 from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
@@ -19,6 +18,7 @@ from memory.step_settings import StepSettings
 from memory.step_work import compiles_blocks, evaluation_batch, kernels_of, micro_batches, scores_of
 from memory.weights_in import weights_in_to_try
 from settings.fields import AUTO
+from support.language import join, say
 
 # Activations that are kept for the backward pass.
 ALL = "keep all activations"

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from common.language import join
-from common.units import MIB, parse_size
 from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
@@ -24,6 +22,8 @@ from settings.declared import MetricsConfig
 from settings.errors import UserError
 from settings.fields import AUTO, nearest, read_settings_file
 from settings.precedence import PRESETS_DIR
+from support.language import join
+from support.units import MIB, parse_size
 
 MACHINES_FILE = PRESETS_DIR / "machines.yaml"
 DTYPES = (FLOAT32, BFLOAT16)

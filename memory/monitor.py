@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from common.language import Message, join, say
-from common.units import format_size
 from memory.processes import ProcessTree
 from settings.errors import OverBudget
+from support.language import Message, join, say
+from support.units import format_size
 
 if TYPE_CHECKING:
     from devices.base import Device

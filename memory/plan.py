@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from common.language import english, say
-from common.units import format_size
 from memory.advice import changes, refusal
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.shapes import Shapes
@@ -32,6 +30,8 @@ from memory.step_settings import StepSettings
 from memory.step_work import effective_batch, make_work, why_not_compiled
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
+from support.language import english, say
+from support.units import format_size
 
 NEARLY = 1.05  # Times the seconds of the fastest plan that count as little.
 # Weights are offloaded for speed only where a step becomes so many times faster: nominal speeds may be that wrong.

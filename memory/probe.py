@@ -19,10 +19,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.child_process import CRASHED, MEMORY, TIME, ChildDied, call
-from common.language import say
-from common.storage import digest, fingerprint, read_text, write_text
-from common.units import MIB
 from devices import processor
 from devices.cores import computing_threads
 from devices.environment import prepare_environment
@@ -31,6 +27,10 @@ from memory.estimate.shapes import MicroBatchRows
 from memory.estimate.workload import ExecutionPlan
 from settings.declared import Config
 from settings.errors import UserError, reason_of
+from support.child_process import CRASHED, MEMORY, TIME, ChildDied, call
+from support.language import say
+from support.storage import digest, fingerprint, read_text, write_text
+from support.units import MIB
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURE = "training.probing:measure"  # It imports torch.

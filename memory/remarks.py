@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from common.language import say
-from common.units import format_size
 from memory.estimate.precision import FLOAT16, Precision
 from memory.estimate.time import predict_seconds
 from memory.estimate.weight_offload import mapped_bytes
@@ -14,6 +12,8 @@ from memory.estimate.workload import FILE, RAM, ExecutionPlan, Machine, Workload
 from memory.step_settings import StepSettings
 from memory.step_work import is_long, machine_rows, why_not_compiled
 from settings.fields import AUTO, counted
+from support.language import say
+from support.units import format_size
 
 # Muon was measured with 1.4M to 10M weights (docs/benchmarks.md, quality; docs/recipes.md). It is not the default: its
 # products over each matrix are the larger a part of a step the fewer tokens that has, and its state needs memory.

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import math
 
-from common.language import say
-from common.units import format_size
 from devices.sizes import LEAST_SCORES, MOST_SCORES
 from memory.estimate.precision import FLOAT16
 from memory.estimate.workload import (
@@ -22,6 +20,8 @@ from memory.step_settings import StepSettings
 from settings.declared import Config, TrainConfig
 from settings.errors import UserError
 from settings.fields import AUTO
+from support.language import say
+from support.units import format_size
 
 SMALL_MACHINE_BYTES = 13 * 1000**3
 SMALL_MACHINE_ROWS = 8

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import psutil
 
-from common.units import GIB, MIB
 from memory.processes import ROOT, sizes_of, text_of, tree_pids, usage_of
 from settings.errors import UserError
+from support.units import GIB, MIB
 
 NODES = "RAM of the memory nodes allowed (cpuset)"
 COMMITTED = "memory not yet committed (vm.overcommit_memory=2)"

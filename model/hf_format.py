@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.language import join, say
 from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, WEIGHTS_FILE, read_json
 from model.formats.heads import EMBEDDING, class_of, labels_in_config
@@ -42,6 +41,7 @@ from model.shapes import LABEL_HEAD
 from model.t5 import T5, Filling, WithWeights, in_memory, in_place
 from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse
+from support.language import join, say
 
 _FREE_FIELDS = {"dropout_rate", "initializer_factor"}  # A run chooses them, not a checkpoint.
 

@@ -22,9 +22,6 @@ from starlette.routing import Route
 
 from commands.text_rows import in_parts
 from commands.vector_files import Vectors
-from common.language import join, say
-from common.web.bodies import ByteBudget, announced_bytes, object_of, read_body
-from common.web.guard import Guard
 from serving.answers import Answer, Refused, Update
 from serving.asking import (
     OPEN_BYTES,
@@ -43,6 +40,9 @@ from serving.replies import END, ChatForm, Finished, Form, event, problem, refus
 from serving.sending import Sending, reservation_of
 from settings.declared import GenerateConfig
 from settings.errors import UserError
+from support.language import join, say
+from support.web.bodies import ByteBudget, announced_bytes, object_of, read_body
+from support.web.guard import Guard
 
 BODY_BYTES = 2**18
 READ_BYTES = 16 * BODY_BYTES  # All bodies that are being read may hold so much.

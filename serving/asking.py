@@ -20,11 +20,11 @@ import numpy as np
 
 from commands.chat import newest_turns
 from commands.text_reader import Embedder, Labeller, Tokens
-from common.units import KIB
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from serving.answers import Refused
 from settings.declared import GenerateConfig
+from support.units import KIB
 from tasks.label_outputs import EncodedText
 
 MOST_STOPS = 16

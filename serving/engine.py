@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from common.language import english, say
 from devices.base import Device
 from memory.cleanup import Cleaner, free_failed
 from memory.monitor import Monitor
@@ -28,6 +27,7 @@ from model.decoding.sampling import next_tokens
 from serving.answers import Answer, Refused
 from serving.meters import Meters
 from settings.errors import UserError, reason_of
+from support.language import english, say
 
 Result = TypeVar("Result")
 MOST_WAITING = 64  # answers, or computations, in the queue; further requests are turned away

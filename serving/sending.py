@@ -1,7 +1,7 @@
 """Answers leave in pieces, and what a request holds is given back when the last of them has left.
 
 A client that does not read would otherwise leave its whole answer in this process: a server takes what it is given to
-send, and counts the request as done. Here the next piece waits for the one before; `common.web.listening` closes a
+send, and counts the request as done. Here the next piece waits for the one before; `support.web.listening` closes a
 connection that takes none.
 """
 
@@ -12,7 +12,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.web.bodies import ByteBudget, Reservation
+from support.web.bodies import ByteBudget, Reservation
 
 PIECE_BYTES = 2**15
 RESERVATION = "held_memory"  # The key of the reservation in a request's scope.

@@ -10,10 +10,6 @@ from dataclasses import replace
 from commands.answering import find_answering
 from commands.generate import LEAST_TEXT
 from commands.text_reader import LENGTH_MULTIPLE, Embedder, Labeller
-from common.language import join, say
-from common.units import KIB, format_size
-from common.web.bodies import ByteBudget
-from common.web.listening import Server, address_of, listen, own_names, server_of, token_of
 from devices.sizes import ANSWERED_TOGETHER, few_places
 from memory.answers import AnswerBatch, HeldModel, largest
 from memory.monitor import watched
@@ -23,6 +19,10 @@ from serving.engine import MOST_WAITING, AnswerEngine, Capacity
 from settings.declared import Config, DataConfig, GenerateConfig
 from settings.fields import AUTO, Auto, listed
 from settings.tasks import MODEL_HEADS
+from support.language import join, say
+from support.units import KIB, format_size
+from support.web.bodies import ByteBudget
+from support.web.listening import Server, address_of, listen, own_names, server_of, token_of
 from training.evaluation.answers import new_decoder
 from training.loaded_model import LoadedModel
 

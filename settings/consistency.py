@@ -14,10 +14,10 @@ from string import Formatter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.language import Message, say
 from settings.fields import AUTO, not_known
 from settings.precedence import BY_USER
 from settings.tasks import MODEL_HEADS, TASKS, command_of, is_pretraining, learns_labels
+from support.language import Message, say
 
 if TYPE_CHECKING:
     from settings.declared import Config, MetricsConfig

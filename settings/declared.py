@@ -17,12 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common.language import LANGUAGES
 from settings import optimizers
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
 from settings.precedence import BY_USER, SAVED, model_presets, strength
 from settings.tasks import MODEL_HEADS, PREFERENCE_LOSSES, TASKS, task_for
+from support.language import LANGUAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_TOKENS = 65536  # An encoder reads no more.

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.language import say
 from settings.fields import AUTO, nearest
+from support.language import say
 
 CONFIG_FILE = "config.py"
 TRAINER_FILE = "trainer_low_mem.py"

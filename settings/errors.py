@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from common.language import Message, join, say
+from support.language import Message, join, say
 
 
 class UserError(Exception):

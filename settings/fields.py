@@ -20,10 +20,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from common.language import Message, english, join, say, translation
-from common.storage import read_bytes
-from common.units import format_size, parse_size
 from settings.errors import UserError, reason_of, refuse
+from support.language import Message, english, join, say, translation
+from support.storage import read_bytes
+from support.units import format_size, parse_size
 
 AUTO = "auto"
 # Likeness of two words, as difflib counts it: a slip of the keyboard leaves more, tokenizer_type of torch_dtype less.

@@ -8,13 +8,13 @@ import platform
 import shutil
 from importlib import metadata
 
-from common.language import join, say
-from common.terminal import folded
 from settings.declared import GROUPS, Config, flags_of, unlisted
 from settings.fields import allowed, show
 from settings.loading import user_edits
 from settings.precedence import model_presets, run_presets
 from settings.program import program
+from support.language import join, say
+from support.terminal import folded
 
 VERSION = "0.2.0"  # The newest part of CHANGELOG.md has it too.
 COMMAND_GROUPS: dict[str, dict[str, str]] = {

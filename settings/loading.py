@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common.language import english, join, say
 from settings.consistency import check, view
 from settings.declared import (
     COMMANDS,
@@ -36,6 +35,7 @@ from settings.needs import without_effect
 from settings.precedence import layered
 from settings.program import full_name
 from settings.tasks import command_of
+from support.language import english, join, say
 
 TRAINING = ("train", "plan", "dpo")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from common.language import Message, say
+from support.language import Message, say
 
 LONGEST_NAME = 120
 LONGEST_NAME_BYTES = 200

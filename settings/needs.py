@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from common.language import Message, join, say
 from settings.declared import Config, Noting, flags_of, settings_by_name
 from settings.fields import AUTO, Need, show
 from settings.precedence import strength
 from settings.tasks import default_objective
+from support.language import Message, join, say
 
 
 def without_effect(config: Config, decided: Collection[str], objective: str = "") -> list[Message]:

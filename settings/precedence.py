@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.language import join, say
 from settings.edits import Edits
 from settings.errors import UserError
 from settings.fields import TRUE_WORDS, nearest, not_known, parse, read_settings_file
+from support.language import join, say
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS_DIR = ROOT / "presets"

@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from common.language import say
 from settings.errors import UserError
+from support.language import say
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ".venv"

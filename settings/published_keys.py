@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.language import say
 from settings.tasks import MODEL_HEADS
+from support.language import say
 
 USED = "used"
 IDLE = "no effect here"

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import say
-from common.storage import Once
 from data.batches.collate import AnyRow, Batch, Row, collate
 from data.batches.rows import Lengths, RowSettings
 from data.prepare.encode import Encoder
@@ -29,6 +27,8 @@ from data.text.templates import template_of
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from settings.fields import AUTO
+from support.language import say
+from support.storage import Once
 
 if TYPE_CHECKING:
     from engine.blockwise import Objective

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import join, say
-from common.storage import Once
-from common.terminal import width
 from data.batches.collate import IGNORED_LABEL, Batch, LabelledBatch, LabelledRow, collate_labels, flat_labels
 from data.batches.rows import RowSettings
 from data.prepare.encode import Column, Counts, Encoder, TextEncoder, lengths_of_rows
@@ -32,6 +29,9 @@ from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from settings.errors import UserError
 from settings.fields import counted
+from support.language import join, say
+from support.storage import Once
+from support.terminal import width
 from tasks.base import BaseTask, Outputs, Scores, Watch, random_ids, random_keys
 
 if TYPE_CHECKING:

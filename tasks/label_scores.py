@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import say
 from data.batches.collate import IGNORED_LABEL, Batch, flat_labels
+from support.language import say
 from tasks.base import Outputs, Processes, Scores, Watch
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from common.storage import Once
 from data.batches.collate import Row
 from data.batches.rows import RowSettings
 from data.prepare.training_data import TrainingData
@@ -22,6 +21,7 @@ from data.task import ShardFormat
 from data.text.conversations import ANSWERS, MESSAGES_COLUMNS
 from settings.declared import DataConfig
 from settings.fields import AUTO
+from support.storage import Once
 from tasks.base import BaseTask
 
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import say
-from common.storage import Once
 from data.batches.collate import Batch, PreferenceBatch, PreferenceRow, collate_preferences
 from data.batches.rows import RowSettings
 from data.sources.columns import Columns
@@ -26,6 +24,8 @@ from data.text.templates import Turn
 from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelConfig, TrainConfig
 from settings.errors import UserError
 from settings.tasks import PREFERENCE_LOSSES
+from support.language import say
+from support.storage import Once
 from tasks.base import BaseTask, random_ids, random_keys
 
 if TYPE_CHECKING:

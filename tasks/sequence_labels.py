@@ -7,7 +7,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from common.language import say
 from data.batches.collate import Batch
 from data.prepare.encode import TextEncoder
 from data.prepare.preview import shown, side_row, text_of_ids
@@ -19,6 +18,7 @@ from data.text.labels import label_of
 from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import DataConfig
+from support.language import say
 from tasks.base import Outputs
 from tasks.label_outputs import (
     NO_LABEL,

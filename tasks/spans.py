@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import say
-from common.storage import Once
 from data.batches import corruption
 from data.batches.collate import Row
 from data.batches.rows import Ids, Lengths, RowSettings
@@ -24,6 +22,8 @@ from data.task import RowLimits, ShardFormat
 from data.text.proteins import PREPARATIONS
 from settings.declared import DataConfig
 from settings.fields import AUTO
+from support.language import say
+from support.storage import Once
 from tasks.base import BaseTask
 
 ROW_TOKENS = 512  # A stored row has so many.

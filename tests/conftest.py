@@ -78,7 +78,7 @@ def kernels_as_before() -> Iterator[None]:
 def language_as_before() -> Iterator[None]:
     """What one test speaks is spoken in no other."""
     yield
-    if language := sys.modules.get("common.language"):
+    if language := sys.modules.get("support.language"):
         language.speak("en")
 
 

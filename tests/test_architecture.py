@@ -13,7 +13,7 @@ from tests.sources import ROOT
 # each layer may import those before it; what shares a layer does not know its neighbours
 LAYERS: tuple[set[str], ...] = (
     {"ground"},
-    {"devices", "common.web", "data.sources.formats", "training.report.run_files"},
+    {"devices", "support.web", "data.sources.formats", "training.report.run_files"},
     {"model.shapes", "model.row_groups", "memory.processes"},
     {"memory.system_limits", "memory.monitor"},
     {"model", "data", "memory"},
@@ -25,12 +25,12 @@ LAYERS: tuple[set[str], ...] = (
     {"train_low_mem"},
     {"frugalt5"},
 )
-GROUND_FOLDERS = {"settings", "common"}  # beside the files in the root folder
+GROUND_FOLDERS = {"settings", "support"}  # beside the files in the root folder
 # whose -> the only packages of ours it may import besides its own
 ONLY = {
     "data": {"ground", "data.sources.formats", "devices", "memory.processes", "memory.system_limits"},
-    "board": {"ground", "common.web", "data.sources.formats", "training.report.run_files"},
-    "common.web": {"ground"},
+    "board": {"ground", "support.web", "data.sources.formats", "training.report.run_files"},
+    "support.web": {"ground"},
     "data.sources.formats": {"ground"},
     "training.report.run_files": {"ground"},
 }
@@ -43,8 +43,8 @@ LIBRARIES: dict[str, set[str]] = {
     "torch": {"devices", "model", "memory", "engine", "tasks", "training", "trainer_low_mem", "commands", "serving"},
     "fire": {"train_low_mem"},
     "accelerate": {"engine", "training", "trainer_low_mem", "commands"},
-    "starlette": {"common.web", "board", "serving"},
-    "uvicorn": {"common.web"},
+    "starlette": {"support.web", "board", "serving"},
+    "uvicorn": {"support.web"},
 }
 BACKENDS = re.compile(r"torch\.(cuda|mps|xpu|backends\.(cuda|mps|cudnn))(\.|$)")
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}

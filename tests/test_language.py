@@ -15,12 +15,12 @@ from functools import cache
 import pytest
 import yaml
 
-from common.language import FOLDER, LANGUAGES, LanguageLost, english, join, localized, say, speak, spoken
 from settings.declared import GROUPS, settings_by_name
 from settings.errors import UserError
 from settings.fields import counted
 from settings.help import ABOUT, COMMAND_GROUPS, SHORT
 from settings.precedence import aliases
+from support.language import FOLDER, LANGUAGES, LanguageLost, english, join, localized, say, speak, spoken
 from tests import sources
 from training.report.log_files import plain
 from training.report.summary import PHASES

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.language import say
-from common.storage import remove
 from model.formats.checksums import seal
 from model.formats.mean import write_mean
 from settings.errors import UserError, reason_of
 from settings.fields import counted
+from support.language import say
+from support.storage import remove
 from training.checkpoints.folder import MEAN, step_of
 from training.checkpoints.runs import publish
 from training.evaluating import evaluate

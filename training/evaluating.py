@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import cast
 
-from common.language import join, say
-from common.units import MIB
 from data.batches.collate import Batch
 from data.tokenizers.pieces import BROKEN
 from devices.sizes import SAMPLE_TOKENS
@@ -15,6 +13,8 @@ from engine.step import to_micro_batch
 from memory.answers import AnswerBatch, HeldModel
 from memory.cleanup import free_failed
 from settings.fields import AUTO
+from support.language import join, say
+from support.units import MIB
 from tasks.label_outputs import LabelOutputs
 from training.evaluation import losses
 from training.evaluation.answers import AnswerBudget, AnswerWriter

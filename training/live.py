@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from common.language import say
 from data.batches.collate import Batch
 from devices.malloc import tune_malloc
 from memory.controller import MemoryController
 from memory.step_settings import StepSettings
 from settings.declared import GenerateConfig
 from settings.errors import UserError, reason_of
+from support.language import say
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.state import TrainingState
 from training.divergence import Divergence

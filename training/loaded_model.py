@@ -14,8 +14,6 @@ from pathlib import Path
 import torch
 
 import devices
-from common.language import say
-from common.units import MIB, format_size, typed_size
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice, dtype_of, name_of, traits_of
@@ -42,6 +40,8 @@ from model.t5 import in_memory
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, counted
+from support.language import say
+from support.units import MIB, format_size, typed_size
 from training.evaluation.answers import AnswerBudget, AnswerWriter
 from training.evaluation.prompt_parts import PromptParts
 from training.processes.launch import num_processes, rank

@@ -22,7 +22,6 @@ import torch
 from accelerate import Accelerator
 
 import devices
-from common.child_process import stay_within
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
@@ -39,6 +38,7 @@ from memory.probe import ProbeRequest
 from memory.processes import ROOT, has_proc, sizes_of
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import generate
+from support.child_process import stay_within
 from training.setup.answer_list import TREE_FILE
 from training.setup.build import build
 from training.setup.resolved import Beginning

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from loguru import logger
 
-from common.language import say
-from common.units import format_size
 from data.sources.places import public_values
 from data.text.templates import Template
 from engine.step import Done
@@ -19,6 +17,8 @@ from memory.estimate.time import Renewal
 from memory.plan import Plan
 from model.shapes import weight_counts
 from settings.declared import Config
+from support.language import say
+from support.units import format_size
 from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
 from training.report.card import push_command

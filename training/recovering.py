@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from common.language import say
 from engine.step import NotFinite, OutOfMemory
 from settings.errors import DoesNotFit, UserError
+from support.language import say
 from training.checkpoints.runs import publish
 from training.divergence import MOST_IN_A_ROW
 from training.live import LiveRun

@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from common.language import say
 from data.tokenizers.published import has_tokenizer
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.answering import (
@@ -35,6 +34,7 @@ from settings.errors import UserError, refuse
 from settings.fields import AUTO, near_path, parse, read_settings_file
 from settings.precedence import BY_USER, SAVED
 from settings.tasks import MODEL_HEADS
+from support.language import say
 from training.checkpoints.runs import model_folder, runs_newest_first
 from training.report.run_files import SETTINGS_FILE
 

@@ -19,9 +19,9 @@ from dataclasses import replace
 from benchmarks.page import markdown, show_section
 from benchmarks.parts import children
 from benchmarks.traced.traced_step import TracedWork, lengths_between, planned_bytes, trace
-from common.units import format_size
 from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
+from support.units import format_size
 
 OPTIONS = {"layers": "0", "write": "True"}
 MOST = 1 << 28  # scores at a time: what the plan takes on a card of 80 GB

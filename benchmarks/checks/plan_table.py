@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from functools import cache
 
 from benchmarks.page import ROOT, markdown
-from common.units import format_size
 from memory.estimate.workload import FILE
 from memory.machines import target_machine
 from memory.plan import plan
 from settings.errors import DoesNotFit
 from settings.loading import load
+from support.units import format_size
 
 MODELS = ("t5-small", "t5-base", "chatlm-0.2b", "t5-large", "t5-v1.1-large", "t5-3b")
 MACHINES = ("laptop_8gb", "mac_8gb", "gpu_4gb", "gpu_8gb", "mac_16gb", "workstation_32gb_amx")

@@ -22,7 +22,7 @@ TARGETS = (
     "memory/**/*.py",
     "engine/**/*.py",
     "data/batches/order.py",
-    "common/storage.py",
+    "support/storage.py",
     "model/formats/checksums.py",
     "training/checkpoints/*.py",
 )

@@ -32,7 +32,7 @@ from benchmarks.faults.kill_pairs import Pairs
 from benchmarks.faults.killed_commands import cases_of
 from benchmarks.page import ROOT, markdown, write_part
 from benchmarks.parts.children import options_of
-from common.storage import write_text
+from support.storage import write_text
 
 NOTES = ROOT / "data" / "cache" / "kills"  # a file for each series, rewritten after each kill
 PAGE = ROOT / "docs" / "reliability.md"

@@ -21,7 +21,7 @@ from benchmarks.page import ROOT, markdown
 from benchmarks.parts.children import options_of, words_of
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.rows import read_rows, write_rows
-from common.units import MIB
+from support.units import MIB
 
 FLAGS: dict[str, Any] = {
     "d_model": 384,

@@ -29,8 +29,8 @@ import psutil
 from benchmarks.faults.kill_cases import SHAPE, WORDS
 from benchmarks.page import ROOT, markdown, write_part
 from benchmarks.parts.children import options_of
-from common.units import MIB
 from memory.processes import usage_of
+from support.units import MIB
 from training.report.run_files import METRICS_FILE, EventReader
 
 PAGE = ROOT / "docs" / "reliability.md"

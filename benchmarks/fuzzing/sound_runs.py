@@ -229,14 +229,14 @@ def use_reference(folder: Path) -> None:
 
 
 def digests_folder(folder: Path) -> None:
-    from common.storage import Parts
+    from support.storage import Parts
 
     with Parts(folder, "of this work", ".bin").write(0, {"source": 1}) as path:
         path.write_bytes(bytes(8))
 
 
 def use_digests(folder: Path) -> None:
-    from common.storage import OtherParts, Parts
+    from support.storage import OtherParts, Parts
 
     with suppress(OtherParts):
         list(Parts(folder, "of this work", ".bin"))

@@ -23,8 +23,8 @@ from benchmarks.gpus.works import COMPILE, HAS_COMPILE, MEASURED, PEERS, SYSTEMS
 from benchmarks.page import markdown, show_section
 from benchmarks.parts import children
 from benchmarks.throughput import Run, refuse_unknown
-from common.units import format_size
 from devices.choose import backends
+from support.units import format_size
 
 OPTIONS = {"systems": "", "seconds": "240", "steps": "10", "write": "True", "device": "cuda"}
 COLUMNS = ["system", "ms (best)", "GPU busy, ms", "kernels", "peak of tensors", "planned", "first step, s", "tokens/s"]

@@ -13,7 +13,7 @@ from benchmarks.parts.children import words_of
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.large_inputs import free_port
 from benchmarks.parts.rows import write_rows
-from common.units import MIB, format_size
+from support.units import MIB, format_size
 
 STEP = 4  # MiB, down to which it is halved
 AMPLE = "4G"

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from benchmarks.page import SummaryRow, markdown
-from common.units import format_size
+from support.units import format_size
 
 ROOM_ABOVE_BUDGET = 0.05  # of the hard limit
 

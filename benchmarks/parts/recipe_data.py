@@ -41,7 +41,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.parts.rows import write_rows
-from common.storage import atomic_file, write_text
+from support.storage import atomic_file, write_text
 
 Pair = tuple[str, str]
 Row = dict[str, object]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from common.language import join, say
-from common.units import GIB, format_size
+from support.language import join, say
+from support.units import GIB, format_size
 
 # From these values on, a fact is worth a sentence:
 BUSY_LOAD = 1.5  # runnable processes per core

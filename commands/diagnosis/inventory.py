@@ -20,12 +20,12 @@ from typing import Any
 
 import psutil
 
-from common.language import say
-from common.units import MIB
 from devices import machine_file, processor
 from devices.cores import core_quota, usable_cores
 from devices.kernels import build
 from memory.system_limits import host_limits, margin_of
+from support.language import say
+from support.units import MIB
 
 PACKAGES = ("torch", "accelerate", "pyarrow", "tokenizers", "safetensors", "numpy")
 # Variables that change how much memory or how many cores a run takes:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from commands.exporting.vocabulary import Vocabulary
-from common.language import say
 from model.shapes import Weight, weights
 from model.t5 import T5
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.program import needs
+from support.language import say
 
 CONTEXT_TOKENS = 512  # what llama.cpp assumes of a T5, which has no limit of its own
 MAX_DISTANCE = 128  # beyond which llama.cpp has one bucket, whatever a file says

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import join, say
 from data.batches.collate import IGNORED_LABEL, AnyRow, Batch
 from data.batches.mixture import Mixture, named_weights
 from data.batches.order import Order, row_keys
@@ -31,6 +30,7 @@ from data.task import ShardFormat, TaskProtocol
 from settings.declared import DataConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.tasks import task_named
+from support.language import join, say
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # Shards from this size on may not fit the page cache: neighbours are read together.
 BLOCK_ROWS = 256

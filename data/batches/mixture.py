@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import join
 from data.batches.order import Order, mix, permute, row_keys
 from settings.errors import UserError
 from settings.fields import counted
+from support.language import join
 
 TURN = 2**16
 

@@ -9,8 +9,6 @@ from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
-from common.language import say
-from common.storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text
 from data.prepare.training_data import TrainingData
 from data.progress import ProgressLine, text_bytes
 from data.sources.files import sources_fingerprint
@@ -28,6 +26,8 @@ from data.tokenizers.training import check_vocabulary, train_tokenizer
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO, Auto
+from support.language import say
+from support.storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text
 
 SAMPLE_BYTES = 64 * 2**20  # A tokenizer is trained on an even sample of the data, of so much text at most.
 QUALITY_ROWS = 2**17  # A tokenizer is measured on the first rows of each part.

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import say
-from common.storage import Parts
 from data.prepare.passes import Position, read_batches, workers_in_order
 from data.progress import ProgressLine, text_bytes
 from data.sources.columns import Columns
 from data.sources.lines import BadRows
 from data.sources.source import Source
 from data.text.conversations import Examples, TextRow
+from support.language import say
+from support.storage import Parts
 
 BUCKET_ROWS = 2**21
 PART_ROWS = 2**16  # Digests in a file: as many rows as a shard has.

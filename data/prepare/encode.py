@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import say
 from data.progress import text_bytes
 from data.task import RowLimits
 from data.text.clean import Dropped
@@ -23,6 +22,7 @@ from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import OVERLAP_CHARS, Tokenizer
 from settings.errors import UserError
 from settings.tasks import task_named
+from support.language import say
 
 Counts = NDArray[np.int64]
 Labels = NDArray[np.float64]

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import say
-from common.storage import NotMade, only_if_made
 from data.batches.rows import lengths_of
 from data.prepare.data_tokenizer import explained, texts_of, tokenizer_folder, tokenizer_type_of
 from data.prepare.training_data import find_training_data, held_out_sources
@@ -25,6 +23,8 @@ from data.tokenizers.tokenizer import Tokenizer, quality
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
 from settings.declared import CleaningConfig, DataConfig, T5ModelConfig, TokenizerConfig
 from settings.fields import AUTO, counted
+from support.language import say
+from support.storage import NotMade, only_if_made
 
 SAMPLED_ROWS = 2048
 SAMPLE_CHARS = 256 * 1024  # A tokenizer is measured on so many letters.

@@ -6,8 +6,6 @@ import json
 from itertools import chain, islice
 from pathlib import Path
 
-from common.language import say
-from common.storage import Once, fingerprint, read_once_made, read_text, write_text
 from data.prepare.training_data import TrainingData
 from data.progress import ProgressLine
 from data.shards.store import Manifest
@@ -18,6 +16,8 @@ from data.text.labels import MOST_LABELS, in_order, is_fraction
 from settings.declared import DataConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import AUTO, counted, listed
+from support.language import say
+from support.storage import Once, fingerprint, read_once_made, read_text, write_text
 
 FILE_NAME = "labels.json"
 

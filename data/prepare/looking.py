@@ -13,8 +13,6 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from common.child_process import ChildDied, Worker
-from common.units import GIB, MIB
 from data.prepare.training_data import named_files
 from data.sources.places import public
 from data.sources.reading import reading_in_child
@@ -24,6 +22,8 @@ from memory.processes import usage_of
 from memory.system_limits import host_limits
 from settings.declared import Config, Noting
 from settings.fields import AUTO, Auto
+from support.child_process import ChildDied, Worker
+from support.units import GIB, MIB
 
 BESIDE = 300 * MIB  # The process that waits and the one that reads take so much.
 LARGE_FROM = int(1.5 * GIB)  # A tokenizer learns from all words that serve it where there is so much memory.

@@ -16,13 +16,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from common.child_process import MEMORY, ChildDied, Worker
 from data.sources.columns import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import read_source
 from data.sources.source import Source
 from data.text.conversations import TextRow
 from settings.errors import DoesNotFit
+from support.child_process import MEMORY, ChildDied, Worker
 
 Result = TypeVar("Result")
 AHEAD = 2  # Batches under way for each worker, so that it need not wait.

@@ -17,19 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from common.language import say
-from common.storage import (
-    NotMade,
-    Once,
-    fingerprint,
-    make_once,
-    only_if_made,
-    read_once_made,
-    remove_damaged,
-    sync,
-    write_text,
-    writing,
-)
 from data.batches.mixture import named_weights
 from data.prepare.data_tokenizer import missing_tokens, read_extra_tokens, tokenizer_folder
 from data.prepare.looking import forget, look, tokenizer_limits, workers
@@ -57,6 +44,19 @@ from settings.errors import UserError, collected, refuse
 from settings.fields import AUTO, at_home, listed
 from settings.needs import without_effect
 from settings.tasks import task_named
+from support.language import say
+from support.storage import (
+    NotMade,
+    Once,
+    fingerprint,
+    make_once,
+    only_if_made,
+    read_once_made,
+    remove_damaged,
+    sync,
+    write_text,
+    writing,
+)
 
 FORMAT = 5  # Raise it when the same text would give other shards.
 

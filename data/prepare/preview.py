@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from common.language import say
-from common.terminal import letters, shortened
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared
@@ -24,6 +22,8 @@ from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import CleaningConfig, DataConfig
 from settings.fields import counted
+from support.language import say
+from support.terminal import letters, shortened
 
 SHOWN_COLUMNS = 120  # A text is shown in so many columns of the screen.
 UNREAD_SHARE = 0.01  # A smaller share of the tokens that are never read is not mentioned.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.language import say
-from common.storage import Once, make_once
 from data.shards.store import Manifest, is_shards
 from data.sources.columns import Columns
 from data.sources.files import find, held_out, numbered_parts, parts_of, set_names
@@ -22,6 +20,8 @@ from settings.errors import UserError, collected, refuse
 from settings.fields import AUTO
 from settings.needs import without_effect
 from settings.tasks import default_objective, task_named
+from support.language import say
+from support.storage import Once, make_once
 
 
 @dataclass(frozen=True)

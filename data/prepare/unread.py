@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
 
-from common.language import join, say
 from data.prepare.training_data import named_files
 from data.sources.files import listing, numbered_parts
 from data.sources.folders import Listing
@@ -18,6 +17,7 @@ from data.task import Table, TaskProtocol
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import counted, listed
+from support.language import join, say
 
 # For each group of `Listing` what is said of its files; {files} and {count} are how many there are.
 GROUPS = {

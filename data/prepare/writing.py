@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import say
-from common.storage import OtherParts, Parts, remove
 from data.batches.order import mix
 from data.prepare.duplicates import find_duplicates
 from data.prepare.encode import Encoded, load_encoder
@@ -34,6 +32,8 @@ from data.task import RowLimits, TaskProtocol
 from data.text.clean import SAMPLE_CHARS, Dropped
 from data.text.conversations import Examples
 from settings.errors import UserError
+from support.language import say
+from support.storage import OtherParts, Parts, remove
 
 HELD_OUT_ONE_IN = 100
 STATES = "states"

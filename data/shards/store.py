@@ -25,12 +25,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from common.language import join, say
-from common.storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
 from data.batches.rows import SpecialIds
 from data.progress import ProgressLine
 from data.task import TaskProtocol, shard_readers
 from settings.errors import UserError, refuse
+from support.language import join, say
+from support.storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
 
 FORMAT = 3
 MANIFEST = "manifest.json"

@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from common.language import say
-from common.storage import rename
 from data.batches.collate import IGNORED_LABEL
 from data.dataset import ROWS_PER_BATCH_KEY
 from data.shards.store import BATCH_ROWS
 from data.task import ShardFormat
+from support.language import say
+from support.storage import rename
 
 Column = tuple[NDArray[Any], NDArray[np.int64]]  # ids or labels of many rows end to end, and the length of each row
 BUFFER_BYTES = 1024**2

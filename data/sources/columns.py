@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from common.language import join, say
 from data.sources.expressions import ANSWERS as SEVERAL_ANSWERS
 from data.sources.expressions import NUMBER, TEXT, TURNS, Cell, Expression, Shapes
 from data.text.conversations import ANSWERS, TextRow
 from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
 from settings.fields import listed
+from support.language import join, say
 
 Record = Mapping[str, Any]
 RowOf = Callable[[Record], TextRow]

@@ -24,9 +24,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
-from common.storage import Once, make_once
 from data.sources.lines import batches
 from settings.errors import UserError
+from support.storage import Once, make_once
 
 FORMAT = 1  # raise it when the same installation would give other text
 LEFT_OUT = {

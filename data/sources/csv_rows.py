@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import chain, dropwhile, islice
 from typing import Any
 
-from common.language import join, say
 from data.sources.lines import (
     LONGEST_LINE_BYTES,
     BadRows,
@@ -24,6 +23,7 @@ from data.sources.reader import Head, Reader
 from data.sources.source import Source
 from settings.errors import reason_of
 from settings.fields import counted, is_encodable
+from support.language import join, say
 
 # A quoted cell of TSV is looked for in so much; from there on all cells that begin with a quote have to be such ones.
 UNQUOTED_CHARS = 16 * 1024**2

@@ -17,7 +17,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from random import Random
 
-from common.storage import make_once
+from support.storage import make_once
 
 FORMAT = 1  # raise it when the rows change
 FIRST = date(1900, 1, 1)

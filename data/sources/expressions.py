@@ -13,11 +13,11 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
-from common.language import say
 from data.text.cells import kind_of, parsed, spelled
 from data.text.conversations import turns_of
 from data.text.templates import Turn
 from settings.fields import listed
+from support.language import say
 
 # sign -> what stands between the texts, and the place of the one that a row must have
 JOINTS = {"+": ("\n", 0), ": ": (": ", -1), "": ("", 0)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from common.language import say
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, not_utf8, numbered_lines, too_long
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
+from support.language import say
 
 ID = "id"
 SEQUENCE = "text"

@@ -17,14 +17,14 @@ from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from common.language import join, say
-from common.storage import fingerprint
 from data.sources.folders import KINDS_OF_FOLDERS, Listing, list_folder
 from data.sources.formats import TSV
 from data.sources.places import Place, is_glob, list_remote, local_path, public
 from data.sources.source import Source, detect
 from settings.errors import UserError, collected, reason_of, refuse
 from settings.fields import near_path
+from support.language import join, say
+from support.storage import fingerprint
 
 _NAMED_SET = re.compile(r"([\w.-]+)=(.+)")  # a validation set with its name
 _HUB_SPLIT = re.compile(r"(hf://[^:?]+):([\w-]+)")  # a split of a data set

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from common.language import join, say
 from data.sources.lines import (
     GBK_REMEDY,
     LONGEST_LINE_BYTES,
@@ -28,6 +27,7 @@ from data.sources.lines import (
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
 from settings.errors import UserError
+from support.language import join, say
 
 SEVERAL_OBJECTS = "holds several objects; write one object per line"
 # The columns of a file are those of its first objects, up to these bounds: one object may lack some.

@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.language import say
 from data.sources.columns import Columns, Record, RowOf
 from data.sources.expressions import NUMBER, TEXT, TURNS, Cell, Shapes
 from data.text.conversations import TextRow
 from data.text.labels import joined_words, numbered
 from settings.fields import listed
+from support.language import say
 
 MASK = "mask"  # the column that says which labels count
 LABELS: Shapes = TEXT | NUMBER | TURNS

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from common.language import join, say
 from data.sources.formats import FORMATS
 from data.sources.places import Place
 from data.sources.source import Source
 from settings.errors import UserError
+from support.language import join, say
 
 TEXT_PART_BYTES = 1024**2
 LONGEST_LINE_BYTES = 16 * 1024**2  # also of a text in a table

@@ -21,10 +21,10 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from common.language import say
 from settings.errors import UserError, reason_of
 from settings.fields import at_home
 from settings.program import needs
+from support.language import say
 
 # a name and a password, which may hold a slash (a name with a colon is no bucket), or in the query one of these
 _SECRET = re.compile(

@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from common.child_process import Worker
-from common.language import join, say
-from common.units import MIB
 from data.sources.columns import Columns
 from data.sources.formats import TEXT
 from data.sources.layouts import PROMPTS, recognise
@@ -34,6 +31,9 @@ from data.text.templates import USER, Turn
 from settings.declared import DataConfig
 from settings.errors import UserError, reason_of
 from settings.fields import is_encodable, listed
+from support.child_process import Worker
+from support.language import join, say
+from support.units import MIB
 
 PROMPT = "prompt"  # the name of a line of plain text
 BATCH_BYTES = 1 * MIB

@@ -16,9 +16,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from common.child_process import CRASHED, MEMORY, ChildDied
-from common.language import join, say
-from common.units import format_size
 from data.sources.columns import Columns
 from data.sources.formats import ENCRYPTED, TEXT
 from data.sources.layouts import TEACHES, recognise
@@ -29,6 +26,9 @@ from data.text.conversations import TextRow
 from settings.declared import DataConfig
 from settings.errors import DoesNotFit, UserError, collected, reason_of, refuse
 from settings.fields import is_encodable, listed
+from support.child_process import CRASHED, MEMORY, ChildDied
+from support.language import join, say
+from support.units import format_size
 
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2

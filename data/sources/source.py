@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TypeVar
 
-from common.language import say
 from data.sources.formats import (
     ARROW_FILE,
     ARROW_STREAM,
@@ -22,6 +21,7 @@ from data.sources.formats import (
 )
 from data.sources.places import Place, readable
 from settings.errors import UserError
+from support.language import say
 
 TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)
 FIRST_BYTES = 512  # of a file, which tell what it is

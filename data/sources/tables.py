@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from common.language import say
 from data.sources.formats import ARROW_FILE
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, too_long
 from data.sources.places import Place
 from data.sources.reader import Head, Reader, about_bytes
 from data.sources.source import Source
+from support.language import say
 
 BATCH_ROWS = 256
 PARQUET_BATCH_BYTES = 8 * 1024**2

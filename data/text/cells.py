@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from common.storage import read_text
+from support.storage import read_text
 
 NUMPY_STRINGS = re.compile(r"['\"]\s+['\"]")  # ['a' 'b'], which Python reads as ['ab']
 

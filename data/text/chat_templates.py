@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.storage import read_text
 from data.text.cells import json_object
 from settings.errors import UserError, reason_of
+from support.storage import read_text
 
 NAMES_FILES = ("tokenizer_config.json", "special_tokens_map.json")  # the second is read where the first is an old one
 # The special tokens of a folder that names none:

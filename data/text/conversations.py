@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from common.language import join, say
 from data.text.cells import kind_of, parsed
 from data.text.clean import Dropped, fault, normalise
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from settings.fields import is_encodable, listed
+from support.language import join, say
 
 ROLES = {
     "user": USER,

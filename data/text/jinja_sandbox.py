@@ -21,8 +21,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from common.child_process import MEMORY, TIME, ChildDied, call
-from common.language import say
+from support.child_process import MEMORY, TIME, ChildDied, call
+from support.language import say
 
 LONGEST_TEMPLATE = 64 * 1024  # letters
 LONGEST_TEXT = 1024 * 1024  # letters of what is rendered; more is cut off, as no model reads so much

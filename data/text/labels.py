@@ -13,10 +13,10 @@ from decimal import Context, Decimal
 from math import isinf, isnan
 from typing import Any
 
-from common.language import join, say
 from data.batches.collate import IGNORED_LABEL
 from data.text.cells import NUMPY_STRINGS, kind_of, parsed
 from settings.fields import counted, listed
+from support.language import join, say
 
 Span = tuple[int, int]  # where a letter or word begins, and where it ends
 MOST_LABELS = 4096

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from common.language import say
 from data.text.clean import Dropped
 from data.text.templates import ASSISTANT, USER, Turn
 from settings.errors import refuse
 from settings.fields import counted
+from support.language import say
 
 EQUAL = "equal answers"
 EMPTY = "empty answer"

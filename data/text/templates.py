@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from common.language import join, say
-from common.storage import read_text
 from data.text.chat_templates import T5_TOKENS, as_jinja, read_chat_template, render, separator_after, special_tokens
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO
+from support.language import join, say
+from support.storage import read_text
 
 USER = "user"
 ASSISTANT = "assistant"

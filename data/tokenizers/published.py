@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from common.language import say
-from common.storage import MOST_TABLE_BYTES, read_bytes, read_text
 from data.tokenizers.backends import SPIECE_FILE, TOKENIZER_FILE, LibraryBackend, failure_is_user_error
 from data.tokenizers.stated_tokens import ADDED_FILE, CONFIG_FILE, SPECIAL_FILE, StatedTokens, read_object, special
 from settings.errors import UserError, reason_of
+from support.language import say
+from support.storage import MOST_TABLE_BYTES, read_bytes, read_text
 
 if TYPE_CHECKING:  # Its library is loaded for its files alone.
     from data.tokenizers.spiece import SentencePieceBackend

@@ -18,8 +18,8 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, models
 
-from common.language import say
 from data.tokenizers.backends import SPIECE_FILE, Ids
+from support.language import say
 
 BLANK = "▁"
 # The message normalizer_spec { add_dummy_prefix: false }, which is merged where it is appended:

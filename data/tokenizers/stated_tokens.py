@@ -12,10 +12,10 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from common.storage import read_text
 from data.text.chat_templates import special_tokens
 from settings.errors import UserError, refuse
 from settings.published_keys import check_keys
+from support.storage import read_text
 
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_FILE = "special_tokens_map.json"

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 
-from common.language import say
 from data.text.templates import Template
 from data.tokenizers.backends import TOKENIZER_FILE, Ids, failure_is_user_error
 from data.tokenizers.published import EOS, MAIN_FILES, PAD, UNK, Published, read_published
 from data.tokenizers.stated_tokens import CONFIG_FILE, SPECIAL_FILE
 from settings.errors import UserError, refuse
+from support.language import say
 
 ENCODE_CHARS = 256 * 1024  # More text is not given to the library at once, which needs some hundred bytes a token.
 OVERLAP_CHARS = 4096  # Two parts of a longer text share so many.

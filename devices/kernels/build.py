@@ -21,11 +21,11 @@ from functools import lru_cache
 from pathlib import Path
 from subprocess import SubprocessError
 
-from common.child_process import run
-from common.language import say
-from common.storage import atomic_file, locked
 from devices import machine_file, processor
 from settings.errors import reason_of
+from support.child_process import run
+from support.language import say
+from support.storage import atomic_file, locked
 
 FOLDER = Path(__file__).parent
 SOURCES = ("attention.c", "decoding.c", "int4.c", "pointwise.c")

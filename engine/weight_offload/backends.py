@@ -25,9 +25,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.units import GIB
 from devices.copies import Carrier
 from devices.machine_file import keep_disk
+from support.units import GIB
 
 ALIGNMENT = 4096  # O_DIRECT asks for it of offsets in the file, of lengths and of memory.
 TELLING_BYTES = GIB  # So many bytes, both ways, say how fast a disk is.

@@ -19,9 +19,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from common.language import say
-from common.storage import is_full, make_folder
-from common.units import format_size
 from devices.base import Device, dtype_of
 from engine.weight_offload.backends import (
     CpuBackend,
@@ -39,6 +36,9 @@ from model.quantization import QUANTIZED, Int8Weight, empty_quantized, replace_w
 from model.shapes import is_matrix
 from model.t5 import T5
 from settings.errors import UserError, reason_of
+from support.language import say
+from support.storage import is_full, make_folder
+from support.units import format_size
 
 
 def offloaded_store(

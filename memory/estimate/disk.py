@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common.language import say
-from common.units import format_size
 from memory.estimate.precision import dtype_bytes
 from memory.estimate.weight_offload import offloaded_bytes, written_back_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Workload, state_bytes, trained_counts
 from model.shapes import token_range
 from settings.declared import Config
 from settings.fields import AUTO, counted
+from support.language import say
+from support.units import format_size
 
 IN_MEMORY = ("tmpfs", "ramfs")  # Their files take RAM that no process is charged with.
 TOKEN_BYTES = 100  # A token takes 68 bytes in the files of t5's tokenizer and 82 in those of mt5's.

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from common.units import GIB, MIB
 from devices.processor import AVX2, FAST_FACTOR
 from devices.sizes import EVALUATION_ROWS, LIBRARIES_BYTES
 from memory.estimate.blocks import NO_ADAPTERS, Adapted
@@ -17,6 +16,7 @@ from model import shapes
 from model.shapes import Weight, block_weights, stacks_of, weight_counts, weights
 from settings.declared import LoraConfig, T5ModelConfig
 from settings.optimizers import OPTIMIZERS
+from support.units import GIB, MIB
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.language import say
-from common.storage import open_plain
+from support.language import say
+from support.storage import open_plain
 
 Ids = NDArray[np.int64]
 ROOT = 0  # The node before the first token.

@@ -13,7 +13,6 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from common.language import join, say
 from model.formats.headers import read_json
 from model.formats.heads import CLASSES, HEAD_FIELDS, HEAD_KINDS, TEXT_CLASS, labels_of
 from model.lora.form import AdapterInfo, LoraSettings
@@ -21,6 +20,7 @@ from settings.declared import settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import parse
 from settings.program import program
+from support.language import join, say
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.language import say
-from common.storage import atomic_file
 from model.formats.headers import read_json
 from model.formats.shape_file import end_token
 from settings.declared import GenerateConfig, settings_by_name
 from settings.errors import UserError
 from settings.fields import parse
 from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, check_keys
+from support.language import say
+from support.storage import atomic_file
 
 GENERATION_FILE = GENERATION
 ANSWERS_FILE = "answers.txt"  # The list that all answers come from, one a line.

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from common.language import say
-from common.storage import MOST_TABLE_BYTES, digest, read_text
 from settings.errors import UserError, reason_of, refuse
+from support.language import say
+from support.storage import MOST_TABLE_BYTES, digest, read_text
 
 CHECKSUMS_FILE = "checksums.json"
 STATE = "state"  # what only resuming needs lies below it, and is not published

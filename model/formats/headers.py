@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from common.language import say
-from common.storage import read_text
 from devices.sizes import FILE_CHUNK_BYTES
 from model.formats.heads import LABEL_HEADS
 from settings.errors import UserError
 from settings.program import program
+from support.language import say
+from support.storage import read_text
 
 INDEX_ENDING = ".index.json"
 WEIGHTS_FILE = "model.safetensors"

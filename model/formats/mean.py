@@ -19,11 +19,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from common.language import say
 from devices.sizes import FILE_CHUNK_BYTES
 from model.formats.checksums import CHECKSUMS_FILE
 from model.formats.pickle_files import DTYPES
 from model.formats.tensor_files import write_safetensors
+from support.language import say
 
 SUFFIX = ".safetensors"
 

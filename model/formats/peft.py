@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.language import join, say
 from model.formats.adapter_folder import BASE, CONFIG_FILE, FINGERPRINT, HEAD, WEIGHTS_FILE, open_weights, read_info
 from model.formats.headers import read_json
 from model.formats.heads import HEAD as HEAD_TABLE
@@ -34,6 +33,7 @@ from model.t5 import T5
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.fields import counted
+from support.language import join, say
 
 _TABLE = re.compile(r"\.(shared|lm_head|embed_tokens)\.")
 _PARTS = {"a": "lora_A.weight", "b": "lora_B.weight"}

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.language import join, say
 from model.formats.headers import TensorHeaders, read_json
 from model.formats.heads import (
     EMBEDDING,
@@ -37,6 +36,7 @@ from settings.declared import T5ModelConfig, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import counted, parse
 from settings.published_keys import CONFIG, CONFIG_KEYS, GENERATION_KEYS, check_keys
+from support.language import join, say
 
 CONFIG_FILE = CONFIG
 EMBEDDING_COPIES = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from common.language import join, say
 from model.shapes import ALL, requested_targets, targets_of, weights
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
+from support.language import join, say
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from common.language import join, say
 from model.shapes import FREEZE_SHORTHANDS, TOKEN_ROWS, comma_separated, hf_names, matches_pattern
 from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse
+from support.language import join, say
 
 if TYPE_CHECKING:
     from model.t5 import T5

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from board.commands import lines_of
-from common.language import speak
-from common.terminal import width
+from support.language import speak
+from support.terminal import width
 
 NOW = 1_790_000_000.0
 FACTS = {

@@ -16,9 +16,9 @@ from board import app as app_module
 from board.app import DISK_SPARE, make_app
 from board.reader import Outside
 from board.service import Board
-from common.web.listening import token_of
 from settings.declared import places as places_of_settings
 from settings.errors import UserError
+from support.web.listening import token_of
 from tests.board.recorded import beat, folders, start, step, write
 
 HERE = "http://127.0.0.1:8300"

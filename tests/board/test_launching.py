@@ -16,9 +16,9 @@ import pytest
 from board.launching import Launcher
 from board.planning import Planner, plan_words
 from board.runs import run_facts
-from common.units import GIB
 from settings.errors import UserError
 from settings.loading import load
+from support.units import GIB
 from tests.board.recorded import beat, folders
 from training.setup.resuming import resumed_config, run_to_resume
 

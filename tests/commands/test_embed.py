@@ -14,12 +14,12 @@ import torch
 
 from commands import embed as module
 from commands.embed import embed
-from common.units import MIB
 from data.tokenizers.tokenizer import Tokenizer
 from memory.processes import ProcessTree
 from model import hf_format
 from model.reference import T5Reference
 from settings.errors import DoesNotFit, UserError
+from support.units import MIB
 from tests.commands.small import flags_of, write_rows
 from tests.measuring import in_child
 

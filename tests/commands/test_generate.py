@@ -17,7 +17,6 @@ import torch
 
 from commands import generate as module
 from commands.generate import answer_work, generate
-from common.units import MIB
 from data.sources.prompts import Prompt
 from memory.answers import AnswerBatch
 from memory.monitor import Monitor
@@ -27,6 +26,7 @@ from model.decoding.answer_tree import AnswerTree
 from serving.server import api_of
 from settings.declared import Config
 from settings.errors import DoesNotFit, OverBudget, UserError
+from support.units import MIB
 from tests.commands.small import flags_of, read_rows, write_rows
 from tests.measuring import in_child
 from tests.training.small_trained import SHAPE, save_trained

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.units import GIB
 from engine.blockwise import Blockwise
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
@@ -32,6 +31,7 @@ from model.loss import LossSettings
 from model.t5 import T5
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
+from support.units import GIB
 from tests.engine.small_models import Rectangle, small_model
 from tests.fake_device import FakeDevice
 

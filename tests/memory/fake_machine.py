@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.units import GIB
+from support.units import GIB
 
 ME = 100
 

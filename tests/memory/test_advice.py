@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from common.units import GIB, MIB, parse_size
 from devices import processor
 from memory.advice import changes, what_else
 from memory.estimate.workload import ExecutionPlan, Machine
@@ -17,6 +16,7 @@ from memory.plan import plan
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.loading import load
+from support.units import GIB, MIB, parse_size
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from common.units import MIB
 from memory.answers import (
     AnswerBatch,
     HeldModel,
@@ -22,6 +21,7 @@ from memory.budget import Budget
 from memory.processes import ProcessTree
 from settings.declared import GenerateConfig, T5ModelConfig
 from settings.errors import DoesNotFit
+from support.units import MIB
 from tests.fake_device import FakeDevice
 from tests.measuring import in_child
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.units import GIB
 from memory.budget import Budget, measure_budget
 from memory.system_limits import free_host_bytes
+from support.units import GIB
 from tests.fake_device import FakeDevice
 from tests.memory.fake_machine import ME, FakeMachine
 

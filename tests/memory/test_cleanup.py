@@ -9,9 +9,9 @@ import weakref
 
 import pytest
 
-from common.units import MIB
 from memory import cleanup
 from memory.cleanup import Cleaner, free_failed
+from support.units import MIB
 from tests.fake_device import FakeDevice
 
 

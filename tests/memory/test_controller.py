@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from common.units import GIB, MIB
 from engine.blockwise import Blockwise
 from memory.budget import Budget
 from memory.controller import MemoryController
@@ -26,6 +25,7 @@ from memory.step_settings import StepSettings
 from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.loading import load
+from support.units import GIB, MIB
 from tests.end_to_end.running import write_text
 from tests.fake_device import OUT_OF_MEMORY, FakeDevice
 from tests.training.small_runs import configuration, events

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from common.units import GIB, MIB
 from devices.processor import AVX2
 from memory.machines import MACHINES_FILE, target_machine
 from memory.step_work import effective_batch
 from settings.declared import TrainConfig
 from settings.errors import UserError
 from settings.fields import read_settings_file
+from support.units import GIB, MIB
 
 
 def test_known_machines_are_complete() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from common.units import MIB
 from memory.monitor import Monitor, watched
 from memory.processes import ProcessTree, Usage, has_proc
 from settings.errors import OverBudget
+from support.units import MIB
 from tests.fake_device import FakeDevice
 from tests.memory.fake_machine import ME, FakeMachine
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from common.units import GIB, MIB
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
 from memory.estimate.workload import Machine
@@ -14,6 +13,7 @@ from memory.machines import target_machine
 from memory.plan import NEARLY, plan
 from settings.declared import Config
 from settings.loading import load
+from support.units import GIB, MIB
 
 GB = 1000**3
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from common.units import GIB, MIB
 from memory.estimate.workload import ExecutionPlan, Machine
 from memory.plan import Plan, plan
 from settings.errors import UserError
 from settings.loading import load
+from support.units import GIB, MIB
 
 Rates = tuple[tuple[str, float], ...]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from common.units import GIB, MIB
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
@@ -22,6 +21,7 @@ from memory.probe import (
 )
 from memory.processes import has_proc
 from settings.loading import load
+from support.units import GIB, MIB
 
 CHOICE = ExecutionPlan(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from common.units import MIB
 from memory.processes import ProcessTree, Usage, has_proc, tree_pids, usage_of
+from support.units import MIB
 from tests.memory.fake_machine import ME, FakeMachine
 
 

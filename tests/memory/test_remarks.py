@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from common.units import GIB, MIB
 from memory.estimate.precision import Precision
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.remarks import remarks_on
@@ -15,6 +14,7 @@ from memory.step_settings import StepSettings
 from settings.declared import T5ModelConfig
 from settings.fields import AUTO
 from settings.loading import load
+from support.units import GIB, MIB
 
 SHAPE = T5ModelConfig(vocab_size=800, d_model=64, d_ff=128, d_kv=16, num_heads=4, num_layers=2, num_decoder_layers=1)
 SETTINGS = StepSettings.of(load("train", {"train_file": "x", "effective_batch_size": "8", "optimizer": "adafactor"}))

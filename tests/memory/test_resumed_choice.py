@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from common.units import GIB, MIB
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.resumed_choice import choice_to_keep, precision_to_keep
@@ -16,6 +15,7 @@ from memory.step_work import scores_of
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.loading import load
+from support.units import GIB, MIB
 
 SETTINGS = StepSettings.of(load("train", {"train_file": "x"}))
 WORK = Workload(T5ModelConfig(), 8, 64, 32, True, "adafactor")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from common.units import GIB, MIB
 from memory.estimate.blocks import Adapted
 from memory.estimate.workload import COMPILER_BYTES, ExecutionPlan, Machine, Workload
 from memory.step_settings import StepSettings
@@ -24,6 +23,7 @@ from memory.step_work import (
 from settings.declared import Config, T5ModelConfig, TrainConfig
 from settings.errors import UserError
 from settings.loading import load
+from support.units import GIB, MIB
 
 MACHINE = Machine(GIB, 16 * GIB, no_compiler="")
 PLAN = ExecutionPlan(4, 1, 1, 0, 4, "bfloat16", "bfloat16", MIB)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.units import GIB
 from memory.system_limits import SystemLimit, group_limits
+from support.units import GIB
 from tests.memory.fake_machine import ME, FakeMachine
 
 V1_MOUNT = "32 31 0:29 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"

@@ -4,12 +4,12 @@ takes.
 
 from __future__ import annotations
 
-from common.units import GIB, MIB
 from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, Machine
 from memory.plan import Plan, plan
 from model.shapes import weight_counts
 from settings.declared import Config
 from settings.loading import load
+from support.units import GIB, MIB
 
 RATES = (("float32", 1e11), ("bfloat16", 1e12))
 

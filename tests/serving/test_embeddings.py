@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 from commands.answering import find_answering
 from commands.generate import LEAST_TEXT
 from commands.text_reader import Embedder
-from common.web.bodies import ByteBudget
 from serving.asking import OPEN_BYTES
 from serving.model import Model
 from settings.loading import load
+from support.web.bodies import ByteBudget
 from tests.serving.served import api_of, client_of, make_api, settings, trained
 from tests.training.small_trained import SHAPE, save_trained
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from common.units import GIB, MIB
 from memory.answers import AnswerBatch, HeldModel
 from serving.answers import Answer, Refused, Update
 from serving.app import Api
 from serving.server import capacity_of
+from support.units import GIB, MIB
 from tests.serving.served import Gate, alone, make_api, prompt_ids
 from tests.training.small_trained import SHAPE
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from common.web.listening import listen, server_of
 from serving.app import Api, make_app
+from support.web.listening import listen, server_of
 from tests.serving.served import NAME, Gate, alone, make_api, prompt_ids
 
 if TYPE_CHECKING:  # A test that needs it imports it: half a second while tests are collected.

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from common.language import say
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from model import hf_format
@@ -23,6 +22,7 @@ from model.t5 import T5, WithWeights, in_place
 from settings.declared import GenerateConfig
 from settings.errors import UserError
 from settings.fields import listed
+from support.language import say
 from training.checkpoints.state import TRAINING_FILE, TrainingState, read_training_state
 
 OPTIMIZER_FILE = "optimizer.safetensors"

@@ -19,10 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.language import join, say
-from common.storage import REPLACED, TEMPORARY, atomic_file, atomic_folder, clear_leftovers, remove, rename
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
 from settings.errors import UserError, reason_of
+from support.language import join, say
+from support.storage import REPLACED, TEMPORARY, atomic_file, atomic_folder, clear_leftovers, remove, rename
 
 DAMAGED = "damaged-"  # The prefix of a damaged checkpoint's new name.
 MEAN = f"{TEMPORARY}mean"  # The mean of the last checkpoints, while it is evaluated (`training.averaging`).

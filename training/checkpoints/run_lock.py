@@ -15,9 +15,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from common.language import say
-from common.storage import NO_LOCKS, lock_at, write_text
 from settings.errors import reason_of
+from support.language import say
+from support.storage import NO_LOCKS, lock_at, write_text
 from training.report.run_files import OWNER_FILE, read_record
 from training.report.wording import duration
 

@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.language import say
-from common.storage import (
+from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
+from settings.errors import UserError, reason_of, refuse
+from settings.fields import AUTO
+from settings.names import name_problem, shown_name
+from settings.tasks import is_pretraining
+from support.language import say
+from support.storage import (
     TEMPORARY,
     atomic_file,
     atomic_folder,
@@ -26,11 +31,6 @@ from common.storage import (
     write_text,
     writing,
 )
-from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
-from settings.errors import UserError, reason_of, refuse
-from settings.fields import AUTO
-from settings.names import name_problem, shown_name
-from settings.tasks import is_pretraining
 from training.checkpoints.folder import Checkpoints
 from training.processes.launch import launch_folder, restarts
 from training.report.run_files import RUN_FILE, read_record, saved_runs

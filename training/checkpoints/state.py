@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from common.language import say
-from common.storage import read_text
 from devices.sizes import MALLOCS
 from engine.loss_scaling import LossScaling
 from memory.estimate.precision import COMPUTE_DTYPES, STORAGE_DTYPES
 from memory.estimate.workload import WEIGHTS_IN, ExecutionPlan
 from model.formats.checksums import STATE
 from settings.errors import UserError
+from support.language import say
+from support.storage import read_text
 from training.evaluation.stopping import BestMetric, MeasuredOn
 
 TRAINING_FILE = "training.json"

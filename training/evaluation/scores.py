@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from common.language import join, say
 from data.sources.files import set_names
 from settings.consistency import GEOMETRIC_MEAN, RANKED, RANKED_SHOWN, SCORES, ranked_words, score_words
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, not_known
+from support.language import join, say
 from training.evaluation.metrics import METRICS, Sums, ranked
 from training.evaluation.stopping import LOSS
 from training.report.run_files import EVAL_COUNTS

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from common.language import say
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from settings.fields import counted
+from support.language import say
 from training.report.run_files import LESS_IS_BETTER
 
 LOSS = "loss"

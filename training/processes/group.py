@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from common.language import say
 from settings.errors import UserError
+from support.language import say
 
 if TYPE_CHECKING:
     import torch

@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
-from common.language import say
-from common.signals import INTERRUPTED
+from support.language import say
+from support.signals import INTERRUPTED
 
 SHOW_CURSOR = b"\x1b[?25h"
 HANGUP = "SIGHUP"

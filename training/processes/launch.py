@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from common.language import join, say
+from support.language import join, say
 
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # With one of these, accelerate hands a whole run over to another engine.

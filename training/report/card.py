@@ -13,9 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.language import english
-from common.storage import read_text, write_text
-from common.units import format_size
 from data.sources.places import public
 from model.formats.heads import class_of
 from model.formats.shape_file import read_config
@@ -24,6 +21,9 @@ from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 from settings.tasks import MODEL_HEADS, task_for
+from support.language import english
+from support.storage import read_text, write_text
+from support.units import format_size
 from training.report.run_files import (
     EVAL_COUNTS,
     METRICS_FILE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.signals import INTERRUPTED
+from support.signals import INTERRUPTED
 
 STOP = "stop"
 SAVE = "save"

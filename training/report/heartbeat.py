@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.language import join
-from common.storage import write_text
 from settings.errors import UserError, reason_of
+from support.language import join
+from support.storage import write_text
 from training.report.endings import SAVE, STOP
 from training.report.run_files import HEARTBEAT_FILE, REQUEST_FILE, read_record
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from common.units import GIB
 from settings.errors import UserError
 from settings.program import needs
+from support.units import GIB
 from training.report.run_files import METRICS_FILE, EventReader
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import Any, TextIO
 
 from loguru import logger
 
-from common.language import english
-from common.screen import visible
-from common.storage import atomic_file, writing
 from settings.errors import UserError
+from support.language import english
+from support.screen import visible
+from support.storage import atomic_file, writing
 from training.report.run_files import EventReader
 
 LOG_PREFIX = "chat_trainer_low_mem_"

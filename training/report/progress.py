@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from common.language import Message, join, say
-from common.screen import raw, visible
-from common.terminal import aligned, folded, one_line, width
-from common.units import format_size
+from support.language import Message, join, say
+from support.screen import raw, visible
+from support.terminal import aligned, folded, one_line, width
+from support.units import format_size
 from training.report.wording import duration
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from typing import Any
 
 from loguru import logger
 
-from common.language import english
 from memory.monitor import Monitor
 from memory.plan import Plan
 from settings.declared import RunConfig, TrainConfig
 from settings.errors import UserError
+from support.language import english
 from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat, reason_of_end
 from training.report.log_files import MetricsFile, open_log, plain

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.language import say
-from common.units import MIB, format_size
 from memory.plan import Plan
 from settings.declared import Config, places
 from settings.fields import counted
 from settings.program import program
 from settings.tasks import command_of
+from support.language import say
+from support.units import MIB, format_size
 from training.report.history import history
 from training.report.wording import about, duration
 

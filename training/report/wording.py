@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.language import Message, say
+from support.language import Message, say
 
 
 def duration(seconds: float) -> Message:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from common.language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train
@@ -16,6 +15,7 @@ from model.shapes import adapter_weights, label_head_weights, token_range, token
 from settings.declared import LoraConfig, T5ModelConfig
 from settings.errors import UserError, collected
 from settings.fields import AUTO
+from support.language import say
 from training.saved_model import form_settings
 
 

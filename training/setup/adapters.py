@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from common.language import join
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import read_json
 from model.formats.peft import load_adapters
@@ -27,6 +26,7 @@ from model.lora.token_rows import TrainedTokenRows
 from model.t5 import T5
 from settings.declared import LoraConfig
 from settings.errors import UserError, refuse
+from support.language import join
 from training.setup.adapter_settings import form_problems, lora_settings
 
 FINGERPRINT_ROWS = 4

@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from common.child_process import call
-from common.language import join, say
-from common.storage import NotMade, fingerprint, only_if_made, read_once_made, writing
-from common.units import format_size
 from data.prepare.data_tokenizer import tokenizer_folder
 from data.prepare.looking import child_bytes
 from data.prepare.training_data import find_training_data
@@ -33,6 +29,10 @@ from settings.declared import Config, DataConfig, GenerateConfig, settings_by_na
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, Need, counted, listed
 from settings.needs import without_effect
+from support.child_process import call
+from support.language import join, say
+from support.storage import NotMade, fingerprint, only_if_made, read_once_made, writing
+from support.units import format_size
 from training.saved_model import SavedModel
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.language import say
 from data.prepare.data_tokenizer import read_extra_tokens
 from data.prepare.training_data import file_problems
 from data.tokenizers.tokenizer import Tokenizer
@@ -25,6 +24,7 @@ from settings.declared import Config, LoraConfig, T5ModelConfig
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from settings.loading import label
+from support.language import say
 from training.checkpoints.folder import Checkpoints
 from training.evaluation.scores import check_decisive, metric_names
 from training.saved_model import INHERITED_ANSWERS, SHAPE_SETTINGS, SavedModel, saved_note

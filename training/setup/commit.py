@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.language import say
-from common.storage import atomic_file, folder_bytes, writing
-from common.units import format_size
 from memory.estimate.disk import disk_need, too_full
 from model.formats.answering import keep_answer_list
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
 from settings.errors import refuse
 from settings.fields import AUTO, counted
+from support.language import say
+from support.storage import atomic_file, folder_bytes, writing
+from support.units import format_size
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run, note_attempt, resume_run

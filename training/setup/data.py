@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.language import join, say
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared, in_child, prepare
@@ -23,6 +22,7 @@ from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from settings.loading import label
 from settings.tasks import learns_labels, task_named
+from support.language import join, say
 from tasks.base import BaseTask
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers

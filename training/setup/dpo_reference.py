@@ -24,8 +24,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.language import say
-from common.storage import atomic_file, fingerprint, is_unreadable, make_folder, read_text, remove, write_text, writing
 from data.batches.loader import StepLoader
 from data.shards.store import Manifest
 from engine.blockwise import Blockwise
@@ -34,6 +32,8 @@ from engine.step import to_micro_batch
 from memory.cleanup import clean_all
 from model.formats.adapter_folder import is_adapter, read_info
 from settings.errors import UserError, reason_of
+from support.language import say
+from support.storage import atomic_file, fingerprint, is_unreadable, make_folder, read_text, remove, write_text, writing
 from training.report.wording import duration
 from training.saved_model import SavedModel
 from training.setup.build import build

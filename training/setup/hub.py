@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path, PurePath
 
-from common.child_process import ChildDied, call
-from common.language import say
 from settings.errors import UserError
 from settings.fields import TRUE_WORDS, near_path
 from settings.program import needs, program
+from support.child_process import ChildDied, call
+from support.language import say
 from training.report.card import OWN_FILES, push_command
 
 MODELS_DIR = "models"

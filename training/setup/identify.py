@@ -12,10 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.child_process import MEMORY, ChildDied, call
-from common.language import say, speak
-from common.storage import writing
-from common.units import format_size
 from data.sources.places import public_values
 from devices import pick
 from devices.malloc import tune_malloc
@@ -25,6 +21,10 @@ from memory.monitor import HostAlone, Monitor
 from settings.declared import Config, RunConfig
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO
+from support.child_process import MEMORY, ChildDied, call
+from support.language import say, speak
+from support.storage import writing
+from support.units import format_size
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import check_new_run, check_writable, new_run_name, run_of_attempt

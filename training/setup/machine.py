@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 
-from common.language import say
 from devices import processor
 from devices.base import Device
 from devices.choose import passed_over
@@ -17,6 +16,7 @@ from devices.threads import Threads, use_threads
 from memory.budget import Budget, measure_budget
 from settings.declared import RunConfig
 from settings.errors import UserError
+from support.language import say
 from training.processes.group import Group
 from training.processes.launch import OWN_STORES, local_processes, meets_where_the_last_met
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from common.language import say
-from common.units import MIB, format_size
 from devices import pick
 from devices.base import Device, name_of, traits_of
 from devices.kernels.calls import kernels, why_none
@@ -30,6 +28,8 @@ from memory.weights_in import weights_folder
 from settings.consistency import writes_answers
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
+from support.language import say
+from support.units import MIB, format_size
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.launch import local_rank, rank
 from training.setup.data import PreparedData

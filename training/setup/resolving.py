@@ -12,7 +12,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
-from common.storage import NotMade
 from data.batches.loader import StepLoader
 from data.batches.rows import lengths_of
 from data.batches.step_lengths import StepLengths, drawn_lengths, evaluation_lengths, step_lengths
@@ -34,6 +33,7 @@ from settings.declared import Config, DataConfig, LoraConfig, T5ModelConfig, Tra
 from settings.errors import UserError
 from settings.fields import AUTO
 from settings.tasks import default_objective, task_named
+from support.storage import NotMade
 from training.saved_model import SavedModel
 from training.setup.schedules import Steps
 

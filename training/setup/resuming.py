@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.language import join, say
 from settings.declared import Config, RunConfig, flags_of, places, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, read_settings_file
 from settings.loading import load, training_command
 from settings.tasks import command_of
+from support.language import join, say
 from training.checkpoints.runs import runs_newest_first
 from training.report.run_files import SETTINGS_FILE
 from training.saved_model import SHAPE_SETTINGS, TOKENIZER_SETTINGS

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.language import say
 from data.prepare.estimate import misfit
 from data.prepare.looking import look
 from model.formats.shape_file import CONFIG_FILE, read_config
@@ -20,6 +19,7 @@ from settings.errors import UserError
 from settings.fields import AUTO, near_path
 from settings.program import program
 from settings.tasks import MODEL_HEADS
+from support.language import say
 from training.checkpoints.runs import ADAPTER_FILES, SavedRun, runs_newest_first
 from training.saved_model import SavedModel
 from training.setup.hub import fetch_model

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.storage import Parts
 from data.prepare import duplicates
 from data.prepare.duplicates import find_duplicates
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.sources.files import find
 from data.text.conversations import Examples
+from support.storage import Parts
 from tests.data.sources.rows import write_rows
 
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.child_process import MEMORY, ChildDied, call
-from common.units import MIB
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from settings.errors import DoesNotFit
+from support.child_process import MEMORY, ChildDied, call
+from support.units import MIB
 
 HUGE = 128 * MIB
 ROOM = 96 * MIB

@@ -13,8 +13,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from common.units import MIB
 from engine.step import Engine
+from support.units import MIB
 from train_low_mem import main
 
 plain = Engine.step

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.units import format_size
 from memory.estimate.disk import disk_need, too_full
 from memory.estimate.workload import FILE, Machine
 from memory.plan import plan
 from settings.declared import Config
 from settings.loading import load
+from support.units import format_size
 
 
 def config_of(**flags: object) -> Config:

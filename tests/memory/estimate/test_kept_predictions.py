@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.units import GIB, MIB
 from devices.processor import AMX_BF16, AVX512_BF16
 from memory.estimate.blocks import NO_ADAPTERS
 from memory.estimate.peaks import peak_of, predict
@@ -20,6 +19,7 @@ from memory.estimate.time import RemainingWork, predict_seconds, predict_times
 from memory.estimate.workload import FILE, RAM, ExecutionPlan, Machine, Workload, adapted_by, trained_counts
 from settings.declared import T5ModelConfig
 from settings.loading import load
+from support.units import GIB, MIB
 
 SHAPE = {
     "vocab_size": 8192,

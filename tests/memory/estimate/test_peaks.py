@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from common.units import GIB, MIB
 from data.batches.collate import Batch, LabelledBatch
 from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
@@ -28,6 +27,7 @@ from model.micro_batch import MicroBatch
 from model.shapes import targets_of
 from model.t5 import T5
 from settings.declared import T5ModelConfig
+from support.units import GIB, MIB
 
 SHAPE = {
     "vocab_size": 2048,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.units import GIB, MIB
 from devices.sizes import SAMPLE_TOKENS
 from memory.estimate.time import (
     Amount,
@@ -24,6 +23,7 @@ from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
 from settings.declared import Config, T5ModelConfig
 from settings.loading import load
+from support.units import GIB, MIB
 
 SHAPE = T5ModelConfig(vocab_size=8000, d_model=512, d_ff=2048, d_kv=64, num_heads=8, num_layers=4, num_decoder_layers=4)
 WORK = Workload(SHAPE, 8, 128, 64, False, "adafactor")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from common.units import MIB
 from memory.estimate.weight_offload import (
     is_offloaded,
     mapped_bytes,
@@ -19,6 +18,7 @@ from memory.estimate.weight_offload import (
 )
 from memory.estimate.workload import FILE, RAM, ExecutionPlan, Machine, Workload, trained_counts
 from settings.declared import LoraConfig, T5ModelConfig
+from support.units import MIB
 
 SHAPE = T5ModelConfig(
     vocab_size=999, d_model=64, d_ff=100, d_kv=16, num_heads=4, num_layers=3, num_decoder_layers=2

@@ -16,9 +16,9 @@ import pytest
 
 from benchmarks.faults.disk_faults import Fault, PowerLoss, watch_changes
 from commands.new_folder import new_folder
-from common.storage import write_text
 from model.formats.checksums import damages
 from settings.errors import UserError
+from support.storage import write_text
 from tests.killing import run_child
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.runs import create_run, delete_replaced_run, publish, resume_run

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.storage import write_text
 from settings.errors import UserError
+from support.storage import write_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from common.language import speak
-from common.terminal import width
+from support.language import speak
+from support.terminal import width
 from training.report.progress import Progress
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.language import say, speak
 from devices import pick
 from memory.monitor import Monitor
 from settings.errors import UserError
+from support.language import say, speak
 from tests.training.small_runs import configuration
 from training.report.endings import Interrupted
 from training.report.heartbeat import Heartbeat

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from common.child_process import call
 from data.sources.files import find
 from settings.errors import UserError
+from support.child_process import call
 from tests.fake_hub import FakeHub, running
 from training.report.card import CARD_FILE
 from training.setup.hub import create_repository, push

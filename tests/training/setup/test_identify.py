@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from common.units import MIB
 from memory.budget import Budget
 from memory.estimate.workload import BASE_BYTES
 from memory.system_limits import Limit
 from settings.errors import DoesNotFit, UserError
 from settings.loading import load
+from support.units import MIB
 from training.setup.identify import check_torch_can_load
 from training.setup.stages import prepare_run
 

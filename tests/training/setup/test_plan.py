@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import devices
-from common.units import GIB, MIB
 from memory.budget import FLAG, Budget
 from memory.probe import KILLED, ProbeRequest, ProbeResult
 from memory.step_work import effective_batch
 from settings.errors import DoesNotFit
 from settings.loading import load
+from support.units import GIB, MIB
 from tests.training.setups import opened
 from training.setup import plan as planning
 from training.setup.data import PreparedData

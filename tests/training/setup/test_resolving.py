@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from common.units import GIB
 from data.prepare.preparing import prepare
 from memory.estimate.workload import Machine
 from settings.declared import Config
 from settings.fields import AUTO
 from settings.loading import load
+from support.units import GIB
 from tests.data.loaders import loader_of
 from training.setup.resolving import RunRows, resolve
 

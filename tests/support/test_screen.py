@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import train_low_mem
-from common.screen import GuardedStream, guard, raw
+from support.screen import GuardedStream, guard, raw
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\x08\x7f\u202egnp"
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from zipfile import BadZipFile
 
-from common.language import say
-from common.screen import visible
 from settings.errors import DoesNotFit, UserError, reason_of
+from support.language import say
+from support.screen import visible
 
 if TYPE_CHECKING:
     from filelock import FileLock

@@ -10,8 +10,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from common.web import listening
-from common.web.listening import Connection, server_of
+from support.web import listening
+from support.web.listening import Connection, server_of
 
 
 class Wire(asyncio.Transport):

@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from common.language import say, speak, spoken
-from common.screen import stand_guard
-from common.signals import INTERRUPTED
 from settings.errors import UserError
 from settings.program import full_name, python_command
+from support.language import say, speak, spoken
+from support.screen import stand_guard
+from support.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     import asyncio
 
 Result = TypeVar("Result")
 SERVE = (
-    f"from {full_name('common.signals')} import leave_at_ctrl_c; leave_at_ctrl_c(False); "
-    f"from {full_name('common.child_process')} import serve; serve()"
+    f"from {full_name('support.signals')} import leave_at_ctrl_c; leave_at_ctrl_c(False); "
+    f"from {full_name('support.child_process')} import serve; serve()"
 )
 LOOK_SECONDS = 0.1  # Time between two looks at a child whose memory is limited.
 OWN_LOOK_SECONDS = 0.005  # The same for a process that looks at itself.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.units import KIB
 from serving.app import BODY_BYTES, PARSED, READ_BYTES
+from support.units import KIB
 from tests.measuring import in_child
 
 CONNECTIONS = 80
@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serving.app import BODY_BYTES, READ_BYTES
-from common.web.bodies import ByteBudget, announced_bytes, object_of, read_body
-from common.web.listening import listen, server_of
+from support.web.bodies import ByteBudget, announced_bytes, object_of, read_body
+from support.web.listening import listen, server_of
 
 bodies = ByteBudget(READ_BYTES)
 seated = READ_BYTES // BODY_BYTES

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.child_process import FAILED, MEMORY, TIME, ChildDied, Worker, call, stay_within
 from settings.errors import DoesNotFit, UserError
+from support.child_process import FAILED, MEMORY, TIME, ChildDied, Worker, call, stay_within
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,7 +71,7 @@ def test_a_worker_is_made_once_and_asked_often() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_a_child_ends_with_its_parent_however_that_ends() -> None:
     code = (
-        "import os; from common import child_process; w = child_process.Worker(os.path.join); "
+        "import os; from support import child_process; w = child_process.Worker(os.path.join); "
         "print(w._process.pid, flush=True); w._process.wait()"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:

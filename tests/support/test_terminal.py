@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.terminal import shortened, width
+from support.terminal import shortened, width
 
 ROOT = Path(__file__).resolve().parents[2]
 

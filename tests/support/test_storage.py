@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from benchmarks.faults.disk_faults import watch_changes
-from common.storage import (
+from settings.errors import UserError
+from settings.fields import read_settings_file
+from support.storage import (
     OtherParts,
     Parts,
     atomic_folder,
@@ -23,8 +25,6 @@ from common.storage import (
     read_text,
     remove,
 )
-from settings.errors import UserError
-from settings.fields import read_settings_file
 from tests.killing import DIED, run_child
 
 

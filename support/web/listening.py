@@ -13,9 +13,9 @@ from starlette.types import ASGIApp
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from common.language import say
 from settings.errors import UserError, reason_of
 from settings.fields import AUTO
+from support.language import say
 
 __all__ = ["Server", "address_of", "listen", "own_names", "server_of", "token_of"]
 
