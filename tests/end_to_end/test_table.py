@@ -468,7 +468,7 @@ TABLE = (
     Row(
         "Ctrl-C, and on, and on once more, which is said to be done",
         (Stopped(8, signal.SIGINT, "train [whole] --run_name=cut"), RESUME, was_cut("cut"), RESUME),
-        (ends_with(0, f"{STEPS}, all done before"), bit_for_bit("cut")),
+        (ends_with(0, f"{STEPS}, all done earlier"), bit_for_bit("cut")),
     ),
     Row(
         "killed before the first checkpoint, and on",

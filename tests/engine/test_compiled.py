@@ -14,6 +14,7 @@ from devices.kernels import calls
 from devices.threads import use_threads
 from devices.torch_compiler import why_not_for_cpu
 from engine.compiled import compile_parts, compiler_failure
+from memory.estimate.blocks import NO_ADAPTERS
 from memory.estimate.blocks import BlockEstimate as PlannedBlock
 from memory.estimate.shapes import Tokens
 from model.block_parts import BlockParts, place_dropout_keys, run_block
@@ -107,7 +108,21 @@ def test_a_block_saves_what_is_planned(family: str, rate: float) -> None:
         inputs = [tensor for tensor in (x, bias, keys, encoder_output, *model.parameters()) if tensor is not None]
         for tensor in inputs:
             saved.pop(tensor.untyped_storage().data_ptr(), None)
-        block = PlannedBlock(model.config, name, 4, 4, tokens, lengths, dropout=rate > 0, scores=2**26, compiled=True)
+        block = PlannedBlock(
+            model.config,
+            name,
+            e=4,
+            stream=4,
+            tokens=tokens,
+            rows=lengths,
+            answers=1,
+            dropout=rate > 0,
+            kernels=False,
+            scores=2**26,
+            is_fused=False,
+            adapted=NO_ADAPTERS,
+            compiled=True,
+        )
         assert result.requires_grad and 0.97 < sum(saved.values()) / sum(block.saved(tokens)) < 1.02
 
 

@@ -162,8 +162,8 @@ BROKEN = [
     ("half.jsonl", GOOD + b'{"prompt": "\\ud800", "response": "b"}\n', "line 2", "surrogate"),
     ("cells.csv", CSV + b"a,b,c\n", "line 3", "has 3 cells, the header has 2"),
     ("quote.csv", CSV + b'"a"x,b\n', "line 3", "is not CSV"),
-    ("open.csv", CSV + b'"a,b\na,b\n', "open.csv, line 3", "goes on to line 4"),
-    ("lines.csv", CSV + b'"a\nb",c,d\n', "lines.csv, line 3", "goes on to line 4"),
+    ("open.csv", CSV + b'"a,b\na,b\n', "open.csv, line 3", "to line 4"),
+    ("lines.csv", CSV + b'"a\nb",c,d\n', "lines.csv, line 3", "to line 4"),
     ("cells.tsv", b'prompt\tresponse\na\tb\n"a\tb\tc"\n', "line 3", "has 3 cells, the header has 2"),
 ]
 
