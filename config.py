@@ -286,8 +286,14 @@ class ConvertConfig:
 class ExportConfig:
     """The format to export to."""
 
-    # gguf (llama.cpp), ctranslate2 or onnx; each needs the package of its name, and onnx also onnxruntime for the check
+    # gguf (llama.cpp), ctranslate2, onnx (transformers.js, Optimum, onnxruntime) or web (onnx, and a page that answers
+    # in the browser); each needs the package of its name, onnx and web also onnxruntime
     format = None
+    # smaller numbers for the matrices; onnx keeps the fp32 files and gets files with this suffix beside them
+    quantize = "none"
+    # folder of a copy of transformers.js that the page loads (node_modules/@huggingface/transformers/dist); none: its
+    # public address
+    js = None
 
 
 @declared

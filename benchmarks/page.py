@@ -40,6 +40,7 @@ CHAPTERS = {
         "throughput-",
         "processes",
         "launches",
+        "exports",
     ),
     "Quality": ("recipe-", "tokenizer-ids"),
     "Plan": ("contract-accuracy",),

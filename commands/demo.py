@@ -82,8 +82,12 @@ def demo(config: Config) -> None:
     screen.table(say("five sample questions"), questions)
     runs = {say("pretraining"): first, say("finetuning"): second}
     screen.table(say("peak memory"), [_memory(name, Path(config.run.log_dir) / run.name) for name, run in runs.items()])
-    command = f"{program()} generate {shlex.quote(f'--model={second}')}" + f' --input="{next(iter(QUESTIONS))}"'
-    screen.lines(say("done in {time}; try it", time=duration(time.monotonic() - began)), [command])
+    model = shlex.quote(f"--model={second}")
+    commands = [
+        f'{program()} generate {model} --input="{next(iter(QUESTIONS))}"',
+        f"{program()} export {model} --format=web --quantize=int8 --output=page",
+    ]
+    screen.lines(say("done in {time}; try it", time=duration(time.monotonic() - began)), commands)
 
 
 def _run(title: str, flags: Mapping[str, object]) -> None:

@@ -6,51 +6,48 @@ here, and the numbers must agree before the folder appears; where it cannot, wha
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from commands.answering import refuse_other_head
 from commands.convert import DTYPES, TOLERANCES
-from commands.exporting.checking import check_ctranslate2, check_gguf, check_onnx
-from commands.exporting.ctranslate2_folder import write_ctranslate2
-from commands.exporting.gguf_file import write_gguf
-from commands.exporting.onnx_files import write_onnx
+from commands.exporting.exported import Comparison, Exported
+from commands.exporting.limits import runtime_notes
+from commands.exporting.tokenizer_json import save_tokenizer
 from commands.exporting.vocabulary import read_vocabulary
-from commands.merge import converting, open_merged
+from commands.merge import converting, open_merged, stays_in_file
 from commands.new_folder import holding_output, keep_generation_settings, new_folder
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
-from model.formats.answering import keep_answer_list
-from model.shapes import is_matrix, weight_counts
+from model.formats.answering import keep_answer_list, read_answer_settings
+from model.formats.shape_file import CONFIG_FILE
+from model.shapes import is_matrix
 from model.t5 import T5
 from settings.declared import Config
 from settings.errors import UserError
-from settings.program import python
+from settings.program import full_name, needs, python
+from settings.tasks import MODEL_HEADS
 from support.language import join, say
 from support.storage import folder_bytes
-from support.units import MIB, format_size
+from support.units import format_size
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
 from training.saved_model import find_model
 
-PROGRAM_BYTES = 8 * MIB  # Another program's library takes so much.
 SLACK = 1e-3  # Other programs sum in another order, and have tables of GELU.
-# By format: what writes a model into a folder, what runs it there or reads it back, and how it is used.
-FORMATS: dict[str, tuple[Callable[..., Path], Callable[..., float | None], str]] = {
-    "gguf": (write_gguf, check_gguf, 'llama-completion -m {file} -p "Your text"'),
-    "ctranslate2": (
-        write_ctranslate2,
-        check_ctranslate2,
-        "{python} -c 'import ctranslate2, sys; ctranslate2.Translator(sys.argv[1])' {folder}",
-    ),
-    "onnx": (
-        write_onnx,
-        check_onnx,
-        "{python} -c 'import onnxruntime, sys; onnxruntime.InferenceSession(sys.argv[1])' {file}",
-    ),
+# By format: the packages that it needs, and the module that says what it holds (`bytes_beside`), writes it (`write`),
+# runs it or reads it back (`check`), and says how it is used (`USE`).
+FORMATS = {
+    "gguf": (["gguf"], "gguf_file"),
+    "ctranslate2": (["ctranslate2"], "ctranslate2_folder"),
+    "onnx": (["onnx", "onnxruntime"], "onnx_files"),
+    "web": (["onnx", "onnxruntime"], "web_page"),
 }
 
 
@@ -64,51 +61,112 @@ def export(config: Config) -> float | None:
     Raises:
         UserError: the package is missing, the model is none that the program knows, its numbers come out otherwise
             there, or the folder cannot be written.
-    Memory: the model, and for ctranslate2 and the checks once more what they hold.
+    Memory: the model, which stays in its file where no adapter and no other dtype changes it, and what writing and
+        running the format holds.
     """
     form = config.export.format
     if form is None:
         raise UserError(
             "--format = none, is needed: the program to write for; allowed: {formats}", formats=join(", ", FORMATS)
         )
-    write, check, use = FORMATS[form]
+    packages, name = FORMATS[form]
+    for package in packages:
+        needs(package, f"--format = {form}")
+    target = import_module(full_name(f"commands.exporting.{name}"))
+    quantize = config.export.quantize
+    if quantize != "none" and config.is_on_command_line("dtype") and config.convert.dtype not in ("keep", quantize):
+        raise UserError(
+            "--quantize = {quantize}, contradicts --dtype = {dtype}; omit one of them",
+            quantize=quantize,
+            dtype=config.convert.dtype,
+        )
     folders = find_model(config)
     refuse_other_head(folders, "export")
-    # The program that checks what was written holds all weights in fp32.
-    beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(folders.shape)["total"]
-    with converting(config.memory.memory_budget, folders.shape, hf_format.stored_dtype(folders.base), beside):
+    beside = target.bytes_beside(folders.shape, config.export.quantize)
+    stored = hf_format.stored_dtype(folders.base)
+    widest = max(stored, DTYPES.get(config.convert.dtype, stored), key=lambda dtype: dtype.itemsize)
+    is_mapped = config.convert.dtype == "keep" and stays_in_file(folders)
+    hints = [] if config.export.quantize == "none" else ["--quantize=none"]
+    with converting(config.memory.memory_budget, folders.shape, widest, beside, is_mapped, hints):
         model = open_merged(folders)
-        _cast(model, config.convert.dtype)
+        _cast(model, "fp16" if quantize == "fp16" and form in ("gguf", "ctranslate2") else config.convert.dtype)
         with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as folder:
-            Tokenizer.load(folders.tokenizer).save(folder)
-            vocabulary = read_vocabulary(folder, model.config.vocab_size)
-            file = write(model, vocabulary, folder, folders.top.name)
-            if form == "onnx":  # It holds no token ids itself.
-                hf_format.write_config(model.config, folder, model.embedding.dtype)
+            tokenizer = Tokenizer.load(folders.tokenizer)
+            vocabulary = read_vocabulary(tokenizer, folders.tokenizer, model.config.vocab_size)
+            ids = save_tokenizer(tokenizer, vocabulary, form, folder)
+            exported = Exported(
+                model,
+                vocabulary,
+                folders.top.name,
+                quantize,
+                config.export.js,
+                **folders.settings_of("prepare_text"),
+            )
+            file = target.write(exported, folder)
+            if (folder / CONFIG_FILE).is_file():  # ONNX holds no token ids itself.
                 for layer in reversed(folders.layers):
                     keep_generation_settings(layer, folder)
             keep_answer_list(folder, folders.top, folders.base)
-            write_card(folders.top, folder, form)
-            difference = check(model, vocabulary, folder)
-            allowed = TOLERANCES[model.embedding.dtype] + SLACK
-            if difference is not None and not difference <= allowed:
-                raise UserError(
-                    "--format = {form}, its numbers differ by {difference:.1e} there, allowed: {allowed:.0e}; try "
-                    "--dtype=fp32, and report the model's config.json",
-                    form=form,
-                    difference=difference,
-                    allowed=allowed,
-                )
+            comparisons = target.check(exported, folder)
+            _refuse_different(comparisons, form, TOLERANCES[model.embedding.dtype] + SLACK)
+            write_card(folders.top, folder, form, [_described(comparison) for comparison in comparisons], ids)
     output = Path(str(config.answer.output))
-    checked = say("read back and compared, tensor by tensor")
-    if difference is not None:
-        checked = say("run there: outputs differ by {difference}", difference=f"{difference:.1e}")
-    size = format_size(folder_bytes(output))
+    rows = [(say("folder"), f"{output}, {format_size(folder_bytes(output))}")]
+    rows += [(say("checked, {precision}", precision=each.precision), _result(each)) for each in comparisons]
+    if not comparisons:
+        rows.append((say("checked"), say("read back and compared, tensor by tensor")))
     progress = Progress(1)
-    progress.table(say("exported"), [(say("folder"), f"{output}, {size}"), (say("checked"), checked)])
-    typed = {"python": python(), "folder": shlex.quote(str(output)), "file": shlex.quote(str(output / file.name))}
+    rows.append((say("tokenizer"), ids))
+    progress.table(say("exported"), rows)
+    settings: dict[str, Any] = {}
+    for layer in folders.layers:
+        settings |= read_answer_settings(layer)[0]
+    for note in runtime_notes(form, settings, folders.answer_list is not None):
+        progress.note(note)
+    typed = {
+        "python": python(),
+        "folder": shlex.quote(str(output)),
+        "file": shlex.quote(str(output / file.relative_to(folder))),
+    }
+    is_encoder = not MODEL_HEADS[folders.shape.head].writes_text
+    use = getattr(target, "ENCODER_USE", target.USE) if is_encoder else target.USE
     progress.lines(say("next"), [use.format(**typed), push_command(output)])
-    return difference
+    return comparisons[0].difference if comparisons else None
+
+
+def _refuse_different(comparisons: Sequence[Comparison], form: str, allowed: float) -> None:
+    """Raise a UserError where numbers differ by more than another order of sums explains; those of less precision only
+    where they are not finite.
+    """
+    for comparison in comparisons:
+        limit = math.inf if comparison.is_rounded else allowed
+        if not comparison.difference < limit:
+            raise UserError(
+                "--format = {form}, its numbers differ by {difference:.1e} there in {precision}, allowed: {limit:.0e}; "
+                "try --dtype=fp32 and --quantize=none, and report the model's config.json",
+                form=form,
+                difference=comparison.difference,
+                precision=comparison.precision,
+                limit=limit,
+            )
+
+
+def _result(comparison: Comparison) -> str:
+    difference = f"{comparison.difference:.1e}"
+    if comparison.equal_answers is None:
+        return say("run there: outputs differ by {difference}", difference=difference)
+    return say(
+        "run there: outputs differ by {difference}, {equal} of {answers} answers equal",
+        difference=difference,
+        equal=comparison.equal_answers,
+        answers=comparison.answers,
+    )
+
+
+def _described(comparison: Comparison) -> tuple[str, str, str]:
+    """A comparison as cells of the card: precision, difference, equal answers."""
+    equal = "" if comparison.equal_answers is None else f"{comparison.equal_answers} of {comparison.answers}"
+    return comparison.precision, f"{comparison.difference:.1e}", equal
 
 
 def _cast(model: T5, dtype: str) -> None:
@@ -124,7 +182,7 @@ def _cast(model: T5, dtype: str) -> None:
         return
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter.shape):
-            largest = float(parameter.abs().max())
+            largest = float(parameter.detach().abs().max())
             if largest > torch.finfo(target).max:
                 raise UserError(
                     "--dtype = {named}, cannot hold the {largest:.1e} in {name}; use bf16 or fp32",

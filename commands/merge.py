@@ -6,7 +6,7 @@ The sum is formed in fp32 and stored as the base is; a bf16 base rounds it, whic
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -21,7 +21,9 @@ from memory.budget import measure_budget
 from memory.monitor import Monitor, watched
 from model import hf_format
 from model.formats.checksums import refuse_damaged
+from model.formats.pickle_files import DTYPE_NAMES
 from model.formats.shape_file import read_config
+from model.formats.tensor_files import TensorFolder
 from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.shapes import inner_width, weight_counts
@@ -42,19 +44,26 @@ def open_adapted(folders: SavedModel) -> T5:
     Raises:
         UserError: the folders do not go together, or the weights are int8, which can be neither merged nor written
             otherwise.
-    Memory: the model.
+    Memory: the model, which stays in its file where no adapter changes it.
     """
     for folder in folders.folders:
         refuse_damaged(folder, "adapter" if folder in folders.adapters else "model")
     dtype = hf_format.stored_dtype(folders.base)
     if dtype.is_floating_point and dtype not in DTYPES.values():  # float64 and float8 are not written again.
         dtype = torch.float32
-    model = hf_format.load(folders.base, dtype=dtype, expect=folders.shape)
+    model = hf_format.load(folders.base, dtype=dtype, expect=folders.shape, maps=not folders.adapters)
     if is_int8(model.embedding):
         raise UserError("--model = {home}, has int8 weights; give the model that it was made from", home=folders.base)
     if folders.adapters:
         attach(model, folders.adapters[:1], folders.base)
     return model
+
+
+def stays_in_file(folders: SavedModel) -> bool:
+    """Whether all matrices of a model stay in their file, mapped, when it is opened: no adapter changes them, and they
+    have one dtype, which is computed with.
+    """
+    return not folders.adapters and TensorFolder(folders.base).matrix_dtype() in map(DTYPE_NAMES.get, DTYPES.values())
 
 
 def open_merged(folders: SavedModel) -> T5:
@@ -66,11 +75,20 @@ def open_merged(folders: SavedModel) -> T5:
 
 
 @contextmanager
-def converting(memory_budget: int | str, shape: T5ModelConfig, dtype: torch.dtype, beside: int) -> Iterator[None]:
+def converting(
+    memory_budget: int | str,
+    shape: T5ModelConfig,
+    dtype: torch.dtype,
+    beside: int,
+    is_mapped: bool = False,
+    hints: Sequence[str] = (),
+) -> Iterator[None]:
     """Hold a model in its dtype on the disk, and something beside it, inside the budget until the context ends.
 
     Args:
         beside: bytes of what is made of the model at the same time.
+        is_mapped: whether its weights stay in their file, where they take no memory of their own.
+        hints: flags that would make it fit.
     Raises:
         DoesNotFit: it is predicted to take more. OverBudget: it was done, and took more.
     """
@@ -80,9 +98,11 @@ def converting(memory_budget: int | str, shape: T5ModelConfig, dtype: torch.dtyp
     counts = weight_counts(shape)
     widened = 0 if dtype == torch.float32 else 4 * max(counts["encoder"], counts["decoder"])
     model = HeldModel.of(shape, name_of(dtype), "float32", bytes_before(budget))
-    parts = model.peak({"weights in compute dtype": max(widened, beside)})
+    parts = model.peak({"what is made of it": beside} if beside > widened else {"weights in compute dtype": widened})
+    if is_mapped:
+        parts["weights"] = 0
     if sum(parts.values()) > budget.limit():
-        raise does_not_hold(budget.limit(), say("the model"), parts)
+        raise does_not_hold(budget.limit(), say("the model"), parts, *hints)
     with watched(Monitor(budget.host_bytes, device)):
         yield
 

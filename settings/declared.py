@@ -649,9 +649,21 @@ class ExportConfig(Noting):
 
     format: str | None = setting(
         None,
-        "gguf (llama.cpp), ctranslate2 or onnx; each needs the package of its name, and onnx also onnxruntime for the "
-        "check",
-        choices=("gguf", "ctranslate2", "onnx"),
+        "gguf (llama.cpp), ctranslate2, onnx (transformers.js, Optimum, onnxruntime) or web (onnx, and a page that "
+        "answers in the browser); each needs the package of its name, onnx and web also onnxruntime",
+        choices=("gguf", "ctranslate2", "onnx", "web"),
+    )
+    quantize: str = setting(
+        "none",
+        "smaller numbers for the matrices; onnx keeps the fp32 files and gets files with this suffix beside them",
+        choices=("none", "fp16", "int8", "q4"),
+    )
+    js: str | None = setting(
+        None,
+        "folder of a copy of transformers.js that the page loads (node_modules/@huggingface/transformers/dist); none: "
+        "its public address",
+        needs="format=web",
+        is_place=True,
     )
 
 

@@ -108,10 +108,10 @@ MODEL_HEADS = {
         needs_decoder=True,
         takes_decoder=True,
     ),
-    "none": HeadFacts(None, ("embed", "serve"), "feature-extraction"),
+    "none": HeadFacts(None, ("embed", "serve", "export"), "feature-extraction"),
     "sequence": HeadFacts(
         "sequence",
-        ("generate", "evaluate", "serve", "embed"),
+        ("generate", "evaluate", "serve", "embed", "export"),
         "text-classification",
         has_labels=True,
         takes_decoder=True,
@@ -119,7 +119,9 @@ MODEL_HEADS = {
         is_dense=True,
         over_decoder={"pooling": "last", "head_kind": "dense"},
     ),
-    "token": HeadFacts("token", ("generate", "evaluate", "serve", "embed"), "token-classification", has_labels=True),
+    "token": HeadFacts(
+        "token", ("generate", "evaluate", "serve", "embed", "export"), "token-classification", has_labels=True
+    ),
 }
 
 

@@ -85,6 +85,7 @@ def test_the_wheel_holds_the_program_below_one_name(wheel: Path) -> None:
     wanted = {f"frugalt5/{path}" for path in modules if path.parts[0] not in LEFT_OUT and "cache" not in path.parts}
     beside = (
         "board/static/main.js",
+        "commands/exporting/page.html",
         "devices/kernels/common.h",
         "languages/zh.yaml",
         "presets/models.yaml",

@@ -1,4 +1,4 @@
-"""A trained model in the formats of other programs: `gguf_file` (llama.cpp), `ctranslate2_folder`, `onnx_folder`.
-`vocabulary` reads a tokenizer as they want it, `onnx_graph` says the model in operations, `checking` runs what was
-written. Imported by `commands.export` alone; may import what commands may.
+"""A trained model in the formats of other programs, a file each: `gguf_file` (llama.cpp), `ctranslate2_folder`,
+`onnx_files` and `web_page`. `exported` says what is written, `vocabulary` reads a tokenizer as other programs want it,
+`onnx_graph` says the model in operations. Imported by `commands.export` alone; may import what commands may.
 """

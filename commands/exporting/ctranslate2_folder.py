@@ -16,52 +16,83 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commands.exporting.vocabulary import Vocabulary
-from model.shapes import DECODER, STACKS, Stack
-from model.t5 import T5
+from commands.convert import fixed_ids, probe_logits
+from commands.exporting.exported import Comparison, Exported
+from model.shapes import DECODER, ENCODER, STACKS, Stack, weight_counts
 from settings.declared import T5ModelConfig
+from settings.errors import UserError
 from settings.program import needs
+from support.units import MIB
 
 QUANTIZATIONS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+QUANTIZED = {"int8": "int8"}  # fp16 is a dtype of the model by now; no CPU and no GPU is quick with 4 bits there.
+USE = "{python} -c 'import ctranslate2, sys; ctranslate2.Translator(sys.argv[1])' {folder}"
+ENCODER_USE = "{python} -c 'import ctranslate2, sys; ctranslate2.Encoder(sys.argv[1])' {folder}"
 _ACTIVATIONS = {"relu": "RELU", "gated-gelu": "GELUTanh", "gated-silu": "SWISH"}
 
 
-def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, name: str = "") -> Path:
+def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
+    """Bytes that are held beside the model at the highest: the program that checks it holds all weights in fp32."""
+    return 8 * MIB + 4 * weight_counts(shape)["total"]
+
+
+def write(exported: Exported, folder: Path) -> Path:
     """Write `model.bin`, `config.json` and the vocabulary into a folder.
+
     Raises:
-        UserError: the package ctranslate2 is missing.
-    Memory: the model once more: joined matrices of attention.
+        UserError: the package ctranslate2 is missing, or it has nothing that computes this model.
+    Memory: the model once more: joined matrices of attention, or all that are quantized.
     """
     ctranslate2 = needs("ctranslate2", "--format = ctranslate2")
+    model = exported.model
+    vocabulary = exported.vocabulary
     shape = model.config
-    specs = ctranslate2.specs
-    spec = specs.TransformerSpec.from_config(
-        (shape.num_layers, shape.num_decoder_layers),
-        shape.num_heads,
-        pre_norm=True,
-        activation=getattr(specs.Activation, _ACTIVATIONS[shape.feed_forward_proj]),
-        ffn_glu=shape.feed_forward_proj.startswith("gated-"),
-        relative_attention_bias=True,
-        rms_norm=True,
-    )
+    if shape.num_labels:
+        raise UserError(
+            "--model = an encoder with labels (--head={head}), CTranslate2 has no such heads for T5; use --format=onnx",
+            head=shape.head,
+        )
+    if exported.quantize == "q4":
+        raise UserError("--quantize = q4, is nothing that CTranslate2 stores; allowed: none, fp16, int8")
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    for stack in STACKS:
-        _fill_stack(spec, values, shape, stack)
-    spec.decoder.projection.weight = values.get("head", values["embedding"])
-    if shape.scale_decoder_outputs:
-        spec.decoder.scale_outputs = shape.d_model**-0.5
+    if exported.quantize == "int8":  # Its numbers are scaled where they lie.
+        values = {name: value.clone() for name, value in values.items()}
     pieces = distinct(vocabulary.texts)
-    spec.register_source_vocabulary(pieces)
-    spec.register_target_vocabulary(pieces)
-    spec.config.bos_token = spec.config.decoder_start_token = pieces[shape.start_token_id]
+    spec = (_translator if shape.num_decoder_layers else _encoder)(ctranslate2.specs, shape, values, pieces)
     spec.config.eos_token = pieces[vocabulary.eos_id]
     if vocabulary.unk_id is not None:
         spec.config.unk_token = pieces[vocabulary.unk_id]
-    spec.config.add_source_eos = False
     spec.validate()
-    spec.optimize(quantization=QUANTIZATIONS[model.embedding.dtype])
+    spec.optimize(quantization=_stored(exported))
     spec.save(str(folder))
     return folder / "model.bin"
+
+
+def _stored(exported: Exported) -> str:
+    """What CTranslate2 calls the numbers of the matrices."""
+    return QUANTIZED.get(exported.quantize) or QUANTIZATIONS[exported.model.embedding.dtype]
+
+
+def check(exported: Exported, folder: Path) -> list[Comparison]:
+    """Log-probabilities of fixed answers there and here, or hidden states of an encoder."""
+    config = exported.model.config
+    ctranslate2 = needs("ctranslate2", "--format = ctranslate2")
+    runner = ctranslate2.Translator if config.num_decoder_layers else ctranslate2.Encoder
+    runs = runner(str(folder), device="cpu", intra_threads=1, compute_type="float32")
+    expected = probe_logits(exported.model).detach()
+    sources, steps = fixed_ids(config)
+    if config.num_decoder_layers:
+        answers = torch.stack(steps[1:], dim=1)
+        expected = torch.log_softmax(expected, dim=-1)[:, :-1].gather(-1, answers[..., None])[..., 0]
+        names = distinct(exported.vocabulary.texts)
+        prompts, targets = ([[names[number] for number in row] for row in rows] for rows in (sources, answers.tolist()))
+        results = runs.score_batch(prompts, targets)
+        numbers = torch.tensor([result.log_probs[: answers.shape[1]] for result in results])
+    else:
+        states = torch.tensor(np.array(runs.forward_batch(sources).last_hidden_state))
+        numbers = torch.cat([row[: len(source)] for row, source in zip(states, sources, strict=True)])
+    difference = float((numbers - expected).abs().max() / expected.abs().max())
+    return [Comparison(_stored(exported), difference, is_rounded=exported.quantize == "int8")]
 
 
 def distinct(pieces: Sequence[str]) -> list[str]:
@@ -70,6 +101,40 @@ def distinct(pieces: Sequence[str]) -> list[str]:
     for number, piece in enumerate(pieces):
         names[f"{piece}[{number}]" if piece in names else piece] = None
     return list(names)
+
+
+def _translator(specs: Any, shape: T5ModelConfig, values: dict[str, Tensor], pieces: list[str]) -> Any:
+    spec = specs.TransformerSpec.from_config(
+        (shape.num_layers, shape.num_decoder_layers), shape.num_heads, **_architecture(specs, shape)
+    )
+    for stack in STACKS:
+        _fill_stack(spec, values, shape, stack)
+    spec.decoder.projection.weight = values.get("head", values["embedding"])
+    if shape.scale_decoder_outputs:
+        spec.decoder.scale_outputs = shape.d_model**-0.5
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+    spec.config.bos_token = spec.config.decoder_start_token = pieces[shape.start_token_id]
+    spec.config.add_source_eos = False
+    return spec
+
+
+def _encoder(specs: Any, shape: T5ModelConfig, values: dict[str, Tensor], pieces: list[str]) -> Any:
+    encoder = specs.TransformerEncoderSpec(shape.num_layers, shape.num_heads, **_architecture(specs, shape))
+    spec = specs.TransformerEncoderModelSpec(encoder)
+    _fill_stack(spec, values, shape, ENCODER)
+    spec.register_vocabulary(pieces)
+    return spec
+
+
+def _architecture(specs: Any, shape: T5ModelConfig) -> dict[str, Any]:
+    return {
+        "pre_norm": True,
+        "activation": getattr(specs.Activation, _ACTIVATIONS[shape.feed_forward_proj]),
+        "ffn_glu": shape.feed_forward_proj.startswith("gated-"),
+        "relative_attention_bias": True,
+        "rms_norm": True,
+    }
 
 
 def _fill_stack(spec: Any, values: dict[str, Tensor], shape: T5ModelConfig, stack: Stack) -> None:

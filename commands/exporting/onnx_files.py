@@ -1,129 +1,183 @@
-"""A T5 as ONNX files: `encoder_model.onnx` and `decoder_model.onnx`, under the names that Optimum reads.
+"""A T5 as ONNX files with a cache, in the folder that transformers.js and Optimum load: `onnx/encoder_model.onnx` and
+`onnx/decoder_model_merged.onnx`, or `onnx/model.onnx` of an encoder and of a head over labels; beside them a copy of less
+precision with the suffix of transformers.js.
 
-The graphs are those of `model.reference`, traced by torch's exporter; their weights go into a file beside each. The
-decoder takes the whole answer so far and gives the logits of every place. ONNX runtimes multiply no bf16 on CPUs, so
-the weights are fp32, or fp16 that a runtime widens.
+The weights are fp32: runtimes on CPUs multiply no bf16.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+import gc
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from onnx import ModelProto
 
-from commands.exporting.vocabulary import Vocabulary
-from model.reference import T5Reference
-from model.t5 import T5
-from settings.program import needs
+from commands.convert import fixed_ids, probe_logits
+from commands.exporting.exported import Comparison, Exported
+from commands.exporting.onnx_graph import decoder_graph, encoder_graph, label_graph
+from commands.exporting.onnx_quantize import TOOL_SHARES, halve, need_packages, quantize
+from commands.exporting.onnx_run import Array, CachedDecoder, padded, session
+from commands.exporting.onnx_store import MOST_INSIDE_BYTES, PIECE_BYTES, store
+from engine.weights import weight_store_for
+from model import hf_format
+from model.decoding.generation import generate
+from model.formats.shape_file import CONFIG_FILE
+from model.shapes import DECODER, ENCODER, weight_counts
+from settings.declared import T5ModelConfig
+from settings.tasks import MODEL_HEADS
+from support.units import MIB
 
-ENCODER_FILE = "encoder_model.onnx"
-DECODER_FILE = "decoder_model.onnx"
-OPSET = 17
-# Sides of any length:
-SOURCE = {0: "batch", 1: "sequence"}
-TARGET = {0: "batch", 1: "target"}
-
-
-class _Side(nn.Module):
-    """One side of a model."""
-
-    def __init__(self, model: T5Reference, run: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self.run = run
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.run(self.model, *inputs)
+USE = "{python} -c 'import onnxruntime, sys; onnxruntime.InferenceSession(sys.argv[1])' {file}"
+SUBFOLDER = "onnx"
+ENCODER_STEM, DECODER_STEM, WHOLE_STEM = "encoder_model", "decoder_model_merged", "model"
+LIBRARY_BYTES = 24 * MIB  # onnxruntime's threads and graphs, and what it computes with.
+ANSWERS, SOURCE_TOKENS, ANSWER_TOKENS = 8, 16, 8
 
 
-def write_onnx(model: T5, vocabulary: Vocabulary, folder: Path, name: str = "") -> Path:
-    """Write both graphs and their weights into a folder; matrices in fp16 where the model's are, else in fp32.
+def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
+    """Bytes that are held beside the model at the highest: a graph in onnxruntime, or in one of its tools.
+
+    Raises:
+        UserError: the precision needs a package that is missing.
+    """
+    need_packages(precision)
+    counts = weight_counts(shape)
+    is_tied = shape.tie_word_embeddings or shape.num_decoder_layers == 0
+    head = counts["embedding"] if is_tied and shape.num_decoder_layers else counts["head"]
+    tables = counts["embedding"] * (not is_tied)
+    sides = (
+        4 * (counts["embedding"] + shape.num_layers * counts[ENCODER]),
+        4 * (tables + head + shape.num_decoder_layers * counts[DECODER]),
+    )
+    size = max(sides)
+    # onnxruntime copies what lies inside a graph; what lies beside it stays in its file.
+    held = max((side for side in sides if side <= MOST_INSIDE_BYTES), default=0)
+    if precision == "fp16":  # A CPU's onnxruntime makes fp32 of it.
+        held = size + min(size // 2, MOST_INSIDE_BYTES)
+    held = max(held, int(size * TOOL_SHARES.get(precision, 0)))
+    return LIBRARY_BYTES + 2 * PIECE_BYTES + held
+
+
+def write(exported: Exported, folder: Path) -> Path:
+    """Write the graphs, a copy of each in the precision that was asked for, and `config.json`.
 
     Returns:
-        the decoder's file.
+        the graph that gives the model's output.
     Raises:
-        UserError: the package onnx is missing.
-    Memory: one tensor.
+        UserError: a package is missing.
+    Memory: pieces of a tensor; int8 and q4 as `TOOL_SHARES` says.
     """
-    onnx = needs("onnx", "--format = onnx")
-    with torch.device("meta"):
-        reference = T5Reference(model.config).eval()
-    reference.to_empty(device="cpu")  # a trace needs no values, and memory that nobody has written to takes none
-    for number, parameter in enumerate(reference.parameters()):
-        parameter.data.view(-1)[0] = number  # the exporter makes one of weights that are equal
-    weights = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
-    ids = torch.ones(2, 3, dtype=torch.long)
-    states = torch.zeros(2, 3, model.config.d_model)
-    _write(
-        onnx,
-        _Side(reference, T5Reference.encode),
-        weights,
-        folder / ENCODER_FILE,
-        (ids, ids),
-        {"input_ids": SOURCE, "attention_mask": SOURCE, "last_hidden_state": SOURCE},
-    )
-    _write(
-        onnx,
-        _Side(reference, T5Reference.decode),
-        weights,
-        folder / DECODER_FILE,
-        (ids[:, :2], states, ids),
-        {"input_ids": TARGET, "encoder_hidden_states": SOURCE, "encoder_attention_mask": SOURCE, "logits": TARGET},
-    )
-    return folder / DECODER_FILE
+    config = exported.model.config
+    weights = {key: weight.detach() for key, weight in exported.model.named_parameters()}
+    (folder / SUBFOLDER).mkdir()
+    are_beside: dict[str, bool] = {}
+    path = folder
+    for stem, (graph, names) in _graphs(config):
+        path = folder / SUBFOLDER / f"{stem}.onnx"
+        are_beside[path.name] = store(graph, names, weights, config, path)
+        copy = path.with_name(f"{stem}_{exported.quantize}.onnx")
+        if exported.quantize == "fp16":
+            half = halve(graph, names)
+            are_beside[copy.name] = store(graph, names, weights, config, copy, half)
+        elif exported.quantize != "none":
+            are_beside[copy.name] = quantize(path, copy, exported.quantize)
+    _write_config(config, exported.quantize, are_beside, folder)
+    return path
 
 
-def _write(
-    onnx: ModuleType,
-    side: nn.Module,
-    weights: Mapping[str, Tensor],
-    path: Path,
-    example: tuple[Tensor, ...],
-    axes: Mapping[str, Mapping[int, str]],
-) -> None:
-    """Trace one side into a file, and put its weights into `path` with `.data` behind it.
+def _graphs(config: T5ModelConfig) -> Iterator[tuple[str, tuple[ModelProto, list[str]]]]:
+    """The graphs of a model by the names of their files, the one that gives its output last."""
+    if MODEL_HEADS[config.head].writes_text:
+        yield ENCODER_STEM, encoder_graph(config)
+        yield DECODER_STEM, decoder_graph(config)
+    else:
+        yield WHOLE_STEM, (label_graph if config.num_labels else encoder_graph)(config)
 
-    Args:
-        axes: sides of any length, of each input and behind them of the output, by name.
+
+def _write_config(config: T5ModelConfig, precision: str, are_beside: Mapping[str, bool], folder: Path) -> None:
+    """Write `config.json` as transformers.js and Optimum read it.
+
+    transformers.js knows no UMT5, and the graphs have its bias tables, so it is a T5 there. Of T5 it knows those that
+    write text alone; encoders and heads are called BERT, which it loads as one graph from ids and mask to
+    `last_hidden_state` or `logits`, as these are.
     """
-    *inputs, output = axes
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's exporter by tracing needs no further package; the newer one does
-        torch.onnx.export(
-            side,
-            example,
-            str(path),
-            input_names=inputs,
-            output_names=[output],
-            dynamic_axes=axes,
-            opset_version=OPSET,
-            dynamo=False,
-            export_params=False,
-            do_constant_folding=False,
+    hf_format.write_config(replace(config, bias_in_every_layer=False), folder, torch.float32)
+    path = folder / CONFIG_FILE
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf8"))
+    if not MODEL_HEADS[config.head].writes_text:
+        ending = {"sequence": "ForSequenceClassification", "token": "ForTokenClassification"}.get(config.head, "Model")
+        content["model_type"] = "bert"
+        content["architectures"] = [f"Bert{ending}"]
+        content["is_encoder_decoder"] = False
+        content["hidden_size"] = config.d_model
+        content["num_attention_heads"] = config.num_heads
+        content["num_hidden_layers"] = config.num_layers
+    content["transformers.js_config"] = {
+        "dtype": "fp32" if precision == "none" else precision,
+        "use_external_data_format": are_beside,
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")
+
+
+@torch.no_grad()
+def check(exported: Exported, folder: Path) -> list[Comparison]:
+    """Run what was written, and its copies of less precision, on fixed ids."""
+    model = exported.model
+    expected = probe_logits(model).numpy()
+    answers: list[list[int]] = []
+    if MODEL_HEADS[model.config.head].writes_text:
+        weight_store = weight_store_for(model.embedding.dtype, torch.float32)
+        answers = generate(
+            model,
+            fixed_sources(model.config, ANSWERS),
+            max_new_tokens=ANSWER_TOKENS,
+            with_weights=weight_store.in_compute_dtype,
+            compute_dtype=torch.float32,
         )
-    graph = onnx.load(str(path))
-    kinds = onnx.TensorProto
-    with path.with_name(f"{path.name}.data").open("wb") as file:
-        for value in [value for value in graph.graph.input if value.name in weights]:
-            graph.graph.input.remove(value)
-            name = value.name
-            weight = weights[name]
-            if weight.dtype == torch.float16:
-                name += ".fp16"
-                graph.graph.node.insert(0, onnx.helper.make_node("Cast", [name], [value.name], to=kinds.FLOAT))
-            else:
-                weight = weight.float()
-            array = weight.contiguous().numpy()
-            kind = kinds.FLOAT16 if weight.dtype == torch.float16 else kinds.FLOAT
-            proto = graph.graph.initializer.add(
-                name=name, dims=array.shape, data_type=kind, data_location=kinds.EXTERNAL
-            )
-            for key, fact in {"location": f"{path.name}.data", "offset": file.tell(), "length": array.nbytes}.items():
-                proto.external_data.add(key=key, value=str(fact))
-            array.tofile(file)
-    path.write_bytes(graph.SerializeToString())
-    onnx.checker.check_model(str(path))
+    copies = [] if exported.quantize == "none" else [exported.quantize]
+    comparisons = []
+    for precision in ("fp32", *copies):
+        suffix = "" if precision == "fp32" else f"_{precision}"
+        outputs, answers_there = _run(model.config, folder, suffix)
+        difference = float(np.abs(outputs - expected).max() / np.abs(expected).max())
+        equal = sum(map(list.__eq__, answers_there, answers)) if answers else None
+        comparisons.append(Comparison(precision, difference, precision != "fp32", equal, len(answers)))
+    return comparisons
+
+
+def _run(config: T5ModelConfig, folder: Path, suffix: str) -> tuple[Array, list[list[int]]]:
+    """Outputs of a model for fixed ids, and its answers to fixed sources; one session at a time."""
+    sources, steps = fixed_ids(config)
+    inputs = padded(sources)
+    if not MODEL_HEADS[config.head].writes_text:
+        (outputs,) = session(folder / SUBFOLDER / f"{WHOLE_STEM}{suffix}.onnx").run(None, inputs)
+        # Rows are padded there, and follow each other here.
+        return outputs if config.pools_rows else outputs[inputs["attention_mask"] == 1], []
+    further = padded(fixed_sources(config, ANSWERS))
+    encoder = session(folder / SUBFOLDER / f"{ENCODER_STEM}{suffix}.onnx")
+    (states,) = encoder.run(None, inputs)
+    (further_states,) = encoder.run(None, further)
+    del encoder
+    gc.collect()
+    decoder = session(folder / SUBFOLDER / f"{DECODER_STEM}{suffix}.onnx")
+    answering = CachedDecoder(decoder, config, states, inputs["attention_mask"])
+    ids = torch.stack(steps, dim=1).numpy()
+    outputs = np.concatenate([answering.step(ids[:, :1]), answering.step(ids[:, 1:])], axis=1)
+    answering = CachedDecoder(decoder, config, further_states, further["attention_mask"])
+    return outputs, answering.answers(config, ANSWER_TOKENS)
+
+
+def fixed_sources(config: T5ModelConfig, count: int) -> Sequence[list[int]]:
+    """So many sources of ids drawn by chance, always the same of one vocabulary, half as long to `SOURCE_TOKENS`."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(0, config.vocab_size, (count, SOURCE_TOKENS - 1), generator=generator).tolist()
+    return [
+        [*row[: SOURCE_TOKENS // 2 + number % (SOURCE_TOKENS // 2)], config.eos_token_id]
+        for number, row in enumerate(rows)
+    ]

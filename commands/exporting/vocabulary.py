@@ -58,13 +58,14 @@ class Vocabulary:
         return [piece.text for piece in self.pieces]
 
 
-def read_vocabulary(folder: Path, size: int) -> Vocabulary:
-    """The tokenizer of a folder for a model with `size` embedding rows; rows beyond it become unused pieces.
+def read_vocabulary(tokenizer: Tokenizer, folder: Path, size: int) -> Vocabulary:
+    """The pieces of a tokenizer for a model with `size` embedding rows; rows beyond it become unused pieces.
 
+    Args:
+        folder: that it was read from.
     Raises:
-        UserError: there is none, or it has more ids than the model has rows.
+        UserError: it has more ids than the model has rows.
     """
-    tokenizer = Tokenizer.load(folder)
     if tokenizer.size > size:
         raise UserError(
             "--model = {folder}, its tokenizer has {size} tokens and the model {other_size}: they do not match",

@@ -231,18 +231,24 @@ def end_with(backend: LibraryTokenizer, eos: str, begin: str = "") -> None:
     backend.post_processor = processors.TemplateProcessing(*template, special_tokens=tokens)
 
 
+def byte_letters() -> list[str]:
+    """The letters in which byte-level tokenizers write the bytes 0 to 255 (GPT-2's `bytes_to_unicode`): the visible ones
+    as they are.
+    """
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
+    hidden = sorted({*range(256)} - {*visible})
+    letters = dict(zip([*visible, *hidden], sorted(pre_tokenizers.ByteLevel.alphabet()), strict=True))
+    return [letters[byte] for byte in range(256)]
+
+
 def byte_backend(num_sentinels: int = NUM_BYTE_SENTINELS, strip: bool = False) -> LibraryTokenizer:
     """ByT5's ids: byte b is b + 3; after them sentinels upwards from 259.
 
     Args:
         strip: whether blanks beside padding, end and unknown in a text vanish, as with ByT5 in transformers.
     """
-    # Byte-level tokenizers write bytes as letters (GPT-2's `bytes_to_unicode`): the visible ones as they are.
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
-    hidden = sorted({*range(256)} - {*visible})
-    letters = dict(zip([*visible, *hidden], sorted(pre_tokenizers.ByteLevel.alphabet()), strict=True))
     names = [PAD, EOS, UNK]
-    tokens = [*names, *map(letters.__getitem__, range(256))]
+    tokens = [*names, *byte_letters()]
     backend = LibraryTokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

@@ -77,7 +77,7 @@ class SentencePieceBackend:
     ) -> None:
         self._model = model
         self._proto = proto
-        self._legacy = legacy
+        self.legacy = legacy
         self._tokens = added
         self._added = {number: token.content for number, token in added.items()}
         self._ids = {text: number for number, text in self._added.items() if text}
@@ -96,7 +96,7 @@ class SentencePieceBackend:
 
     @cached_property
     def fingerprint(self) -> str:
-        about = (sorted(self._added.items()), self._splitter.to_str(), self._legacy)
+        about = (sorted(self._added.items()), self._splitter.to_str(), self.legacy)
         return hashlib.sha256(self._proto + repr(about).encode("utf8", "replace")).hexdigest()
 
     def token_to_id(self, token: str) -> int | None:
@@ -148,7 +148,7 @@ class SentencePieceBackend:
             if added is not None:
                 text += added * len(numbers)
                 continue
-            if text and self._legacy and str(self._model.id_to_piece(numbers[0])).startswith(BLANK):
+            if text and self.legacy and str(self._model.id_to_piece(numbers[0])).startswith(BLANK):
                 text += " "  # The library leaves out the blank that a text begins with.
             text += self._model.decode(numbers)
         return text
@@ -165,7 +165,7 @@ class SentencePieceBackend:
         Args:
             special: whether names of special tokens are these tokens. ids: name -> id of the tokens; all else is text.
         """
-        if self._legacy:
+        if self.legacy:
             return self._cut(text, special, ids)
         parts = self._cut(BLANK + text.replace(BLANK, " "), special, ids)
         # The blank that was put before the text is none before a special token.

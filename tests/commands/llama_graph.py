@@ -10,24 +10,30 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+
+dequantize = pytest.importorskip("gguf").quants.dequantize
 
 MAX_DISTANCE = 128
 
 
 class LlamaT5:
-    """A GGUF of architecture t5. Tensors stand as llama.cpp sees them: (out, in)."""
+    """A GGUF of architecture t5 or t5encoder. Tensors stand as llama.cpp sees them: (out, in)."""
 
     def __init__(self, reader: Any) -> None:
-        self.t: Mapping[str, Tensor] = {tensor.name: torch.tensor(tensor.data).float() for tensor in reader.tensors}
+        self.t: Mapping[str, Tensor] = {
+            tensor.name: torch.tensor(dequantize(tensor.data, tensor.tensor_type)) for tensor in reader.tensors
+        }
         self._facts = reader.fields
+        self._architecture = self._facts["general.architecture"].contents()
         self.heads = self.fact("attention.head_count")
         self.buckets = self.fact("attention.relative_buckets_count")
         self.epsilon = self.fact("attention.layer_norm_rms_epsilon")
 
     def fact(self, name: str) -> Any:
-        return self._facts[f"t5.{name}"].contents()
+        return self._facts[f"{self._architecture}.{name}"].contents()
 
     def logits(self, source: list[int], answer: list[int]) -> Tensor:
         """(T, V) of an answer from the start token on."""

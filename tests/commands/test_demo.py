@@ -45,3 +45,4 @@ def test_the_whole_of_it_reads_dates_of_years_never_seen(tmp_path: Path) -> None
     )
     right = re.search(r"years not in training .*?([\d.]+)%", done.stdout)
     assert right is not None and float(right[1]) >= 95.0, done.stdout
+    assert "export --model=" in done.stdout and "--format=web --quantize=int8" in done.stdout

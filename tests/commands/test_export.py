@@ -1,4 +1,4 @@
-"""Models in other programs' formats: what llama.cpp's reader finds, and what CTranslate2 and ONNX Runtime compute."""
+"""Models in other programs' formats: what llama.cpp's reader finds, and what CTranslate2 computes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ import torch
 from commands.export import export
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
-from model import hf_format
 from model.decoding.generation import generate
+from model.rows import Rows
 from model.t5 import T5
-from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
-from settings.loading import load
 from tests.commands.llama_graph import LlamaT5
+from tests.commands.llama_library import LlamaModel
+from tests.commands.small_exports import SHAPES, TEXTS, saved, settings
 
-TEXTS = [f"a river runs under a bridge {number}, and it's 3 o'clock; 中文" for number in range(100)]
-GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-SHAPES: dict[str, dict[str, Any]] = {
-    "t5": {},
-    "t5_v1_1": {**GATED, "scale_decoder_outputs": False},
-    "umt5": {**GATED, "bias_in_every_layer": True},
-    "madlad": {**GATED, "scale_decoder_outputs": False, "decoder_start_token_id": 3},
+ENCODERS: dict[str, dict[str, Any]] = {
+    family: {"num_decoder_layers": 0, "head": "none"}
+    | {name: value for name, value in fields.items() if name in ("feed_forward_proj", "bias_in_every_layer")}
+    for family, fields in SHAPES.items()
 }
+PROMPT = [*range(3, 40), 1]
+ANSWER = [0, 9, 200, 31]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -36,31 +35,15 @@ def tokenizers() -> dict[str, Tokenizer]:
     return {kind: train_tokenizer(TEXTS, kind, 700, 2**20) for kind in ("bpe", "unigram")}
 
 
-def saved(folder: Path, tokenizer: Tokenizer, **fields: Any) -> tuple[Path, T5]:
-    """A small model that looks at distances and at its source, and a tokenizer beside it."""
-    shape = T5ModelConfig(
-        vocab_size=tokenizer.size + 8,
-        d_model=32,
-        d_kv=16,
-        d_ff=64,
-        num_heads=2,
-        num_layers=2,
-        num_decoder_layers=3,
-        **fields,
-    )
-    model = T5(shape).initialise(3)
-    for name, weight in model.named_parameters():
-        if name.endswith("bias.table"):
-            weight.data.normal_(generator=torch.Generator().manual_seed(1))
-        if name.endswith(("0.feed_forward.wo.weight", "1.attention.o.weight")):
-            weight.data.mul_(4.0)
-    hf_format.save(model, folder)
-    tokenizer.save(folder)
-    return folder, hf_format.load(folder)
+def logits(model: T5, answer: list[int]) -> torch.Tensor:
+    """(T, V) of an answer to `PROMPT`."""
+    mask = torch.ones(1, len(PROMPT), dtype=torch.long)
+    return model.logits(torch.tensor([PROMPT]), torch.tensor([answer]), mask)[0].detach()
 
 
-def settings(source: Path, output: Path, form: str, **flags: str) -> Config:
-    return load("export", {"model": str(source), "output": str(output), "format": form, **flags})
+def states(model: T5) -> torch.Tensor:
+    """(S, D) of an encoder's `PROMPT`."""
+    return model.encode(torch.tensor(PROMPT), Rows((len(PROMPT),))).detach()
 
 
 @pytest.mark.parametrize(("family", "kind"), [("t5", "bpe"), ("umt5", "unigram")])
@@ -83,7 +66,7 @@ def test_llama_cpp_finds_all_it_looks_for(
     def told(name: str) -> Any:
         return reader.fields[name].contents()
 
-    assert told("general.architecture") == "t5" and told("t5.block_count") == 2 and told("t5.decoder_block_count") == 3
+    assert told("general.architecture") == "t5" and told("t5.block_count") == 3 and told("t5.decoder_block_count") == 2
     assert told("t5.decoder_start_token_id") == told("tokenizer.ggml.bos_token_id") == model.config.start_token_id
     assert told("tokenizer.ggml.padding_token_id") == tokenizer.pad_id
     assert told("tokenizer.ggml.model") == {"bpe": "gpt2", "unigram": "t5"}[kind]
@@ -97,20 +80,109 @@ def test_llama_cpps_graph_gives_the_same_logits(family: str, tokenizers: dict[st
     gguf = pytest.importorskip("gguf")
     source, model = saved(tmp_path / "model", tokenizers["bpe"], **SHAPES[family])
     export(settings(source, tmp_path / "out", "gguf"))
-    prompt = [*range(3, 40), 1]
-    answer = [0, 9, 200, 31]
-    there = LlamaT5(gguf.GGUFReader(str(tmp_path / "out" / "model-f32.gguf"))).logits(prompt, answer)
-    here = model.logits(torch.tensor([prompt]), torch.tensor([answer]), torch.ones(1, len(prompt), dtype=torch.long))[0]
-    assert torch.allclose(there, here.detach(), atol=1e-5 * float(here.abs().max()))
+    there = LlamaT5(gguf.GGUFReader(str(tmp_path / "out" / "model-f32.gguf"))).logits(PROMPT, ANSWER)
+    here = logits(model, ANSWER)
+    assert torch.allclose(there, here, atol=1e-5 * float(here.abs().max()))
 
 
 def test_what_llama_cpp_would_compute_otherwise_is_refused(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    fields = {"feed_forward_proj": "gated-silu", "relative_attention_max_distance": 64}
+    fields = {"feed_forward_proj": "gated-silu", "relative_attention_max_distance": 64, "num_decoder_layers": 4}
     source, _ = saved(tmp_path / "model", tokenizers["bpe"], **fields)
     with pytest.raises(UserError) as refused:
         export(settings(source, tmp_path / "out", "gguf"))
-    assert len(refused.value.problems) == 2 and not (tmp_path / "out").exists()
+    assert len(refused.value.problems) == 3 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("quantize", "name", "tolerance"), [("int8", "q8_0", 0.02), ("q4", "q4_0", 0.4)])
+@pytest.mark.parametrize("family", SHAPES)
+def test_quantized_files_compute_nearly_the_same(
+    family: str, quantize: str, name: str, tolerance: float, tokenizers: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    source, model = saved(tmp_path / "model", tokenizers["bpe"], d_ff=72, **SHAPES[family])
+    export(settings(source, tmp_path / "out", "gguf", quantize=quantize))
+    reader = gguf.GGUFReader(str(tmp_path / "out" / f"model-{name}.gguf"))
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    assert types["enc.blk.0.attn_q.weight"] == name.upper() and types["token_embd.weight"] == "Q8_0"
+    assert types["enc.blk.0.ffn_down.weight"] == "F16", "its rows of 72 numbers are no whole blocks"
+    assert types["enc.output_norm.weight"] == types["enc.blk.0.attn_rel_b.weight"] == "F32"
+    there = LlamaT5(reader).logits(PROMPT, ANSWER)
+    here = logits(model, ANSWER)
+    assert (there - here).norm() < tolerance * here.norm()
+
+
+@pytest.mark.parametrize("family", ["t5", "umt5"])
+def test_an_encoder_gives_llama_cpp_its_states(family: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    source, model = saved(tmp_path / "model", tokenizers["bpe"], **ENCODERS[family])
+    export(settings(source, tmp_path / "out", "gguf"))
+    reader = gguf.GGUFReader(str(tmp_path / "out" / "model-f32.gguf"))
+    assert reader.fields["general.architecture"].contents() == "t5encoder"
+    assert reader.fields["t5encoder.pooling_type"].contents() == gguf.PoolingType.MEAN
+    there = LlamaT5(reader).encode(PROMPT)
+    here = states(model)
+    assert torch.allclose(there, here, atol=1e-5 * float(here.abs().max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SHAPES)
+def test_llama_cpp_itself_computes_the_same(family: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    """Its products on a CPU round keys, values and GELU to fp16."""
+    pytest.importorskip("gguf")
+    for kind, tokenizer in tokenizers.items():
+        source, model = saved(tmp_path / f"model-{kind}", tokenizer, **SHAPES[family])
+        export(settings(source, tmp_path / f"out-{kind}", "gguf"))
+        there = LlamaModel(tmp_path / f"out-{kind}" / "model-f32.gguf")
+        answer = [model.config.start_token_id, *ANSWER[1:]]
+        here = logits(model, answer)
+        assert torch.allclose(torch.tensor(there.logits(PROMPT, answer)), here, atol=2e-3 * float(here.abs().max()))
+        for text in TEXTS[:5]:
+            assert there.ids(text) == [*tokenizer.encode_prompts([text])[0].tolist(), tokenizer.eos_id]
+    source, model = saved(tmp_path / "encoder", tokenizers["bpe"], **ENCODERS[family])
+    export(settings(source, tmp_path / "out", "gguf"))
+    pooled = states(model).mean(0)
+    there = LlamaModel(tmp_path / "out" / "model-f32.gguf")
+    assert torch.allclose(torch.tensor(there.pooled(PROMPT)), pooled, atol=2e-3 * float(pooled.abs().max()))
+
+
+@pytest.mark.parametrize("form", ["gguf", "ctranslate2"])
+def test_heads_over_labels_are_for_onnx(form: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    pytest.importorskip(form)
+    fields = {**ENCODERS["t5"], "head": "sequence", "labels": "few,many"}
+    source, _ = saved(tmp_path / "model", tokenizers["bpe"], **fields)
+    with pytest.raises(UserError, match=r"--head=sequence.*use --format=onnx"):
+        export(settings(source, tmp_path / "out", form))
+
+
+def test_two_precisions_are_refused(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    source, _ = saved(tmp_path / "model", tokenizers["bpe"])
+    with pytest.raises(UserError, match="--quantize = int8, contradicts --dtype = fp16"):
+        export(settings(source, tmp_path / "out", "gguf", quantize="int8", dtype="fp16"))
+    export(settings(source, tmp_path / "out", "gguf", quantize="fp16", dtype="fp16"))
+    assert (tmp_path / "out" / "model-f16.gguf").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("quantize", "tolerance"), [("none", 1e-5), ("fp16", 1e-3), ("int8", 5e-2)])
+@pytest.mark.parametrize("family", SHAPES)
+def test_ctranslate2_runs_encoders_and_quantized_weights(
+    family: str, quantize: str, tolerance: float, tokenizers: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    pytest.importorskip("ctranslate2")
+    for number, fields in enumerate((ENCODERS[family], SHAPES[family])):
+        source, _ = saved(tmp_path / f"model-{number}", tokenizers["bpe"], **fields)
+        difference = export(settings(source, tmp_path / f"out-{number}", "ctranslate2", quantize=quantize))
+        assert difference is not None and difference < tolerance
+
+
+@pytest.mark.slow
+def test_ctranslate2_has_no_4_bits(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    source, _ = saved(tmp_path / "model", tokenizers["bpe"])
+    with pytest.raises(UserError, match="allowed: none, fp16, int8"):
+        export(settings(source, tmp_path / "out", "ctranslate2", quantize="q4"))
 
 
 @pytest.mark.slow  # importing ctranslate2 imports transformers
@@ -132,32 +204,3 @@ def test_ctranslate2_gives_the_same_answers(family: str, tokenizers: dict[str, T
         [names[number] if number < tokenizer.size else f"[PAD{number}]" for number in answer]
         for answer in generate(model, rows, max_new_tokens=12)
     ]
-
-
-@pytest.mark.parametrize(("family", "dtype"), [("t5", "fp16"), ("t5_v1_1", "keep"), ("umt5", "keep")])
-def test_onnx_gives_the_same_logits(family: str, dtype: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    source, _ = saved(tmp_path / "model", tokenizers["unigram"], **SHAPES[family])
-    difference = export(settings(source, tmp_path / "out", "onnx", dtype=dtype))
-    assert difference is not None and difference < 1e-5
-
-
-def test_the_code_of_a_card_runs_as_it_is(
-    tokenizers: dict[str, Tokenizer],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    tokenizer = tokenizers["bpe"]
-    source, model = saved(tmp_path / "model", tokenizer)
-    export(settings(source, tmp_path / "out", "onnx"))
-    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path / "out")
-    capsys.readouterr()
-    exec(code, {})
-    (prompt,) = tokenizer.encode_prompts(["Your text"])
-    (answer,) = generate(model, [[*prompt, tokenizer.eos_id]], max_new_tokens=63)
-    assert capsys.readouterr().out.rstrip("\n") == tokenizer.decode(answer).rstrip("\n")

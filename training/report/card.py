@@ -9,6 +9,7 @@ Source: Hugging Face's model cards, YAML between two lines of dashes, then Markd
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from settings.tasks import MODEL_HEADS, task_for
 from support.language import english
 from support.storage import read_text, write_text
 from support.units import format_size
+from training.report.card_usage import USAGE
 from training.report.run_files import (
     EVAL_COUNTS,
     METRICS_FILE,
@@ -104,76 +106,39 @@ On {{ "{:,}".format(best.rows) }} held-out rows\
 
 In this folder:
 
-{% if encoder %}
-```python
-from transformers import AutoTokenizer, {{ encoder }}
+{{ usage }}
+{% if comparisons %}
 
-tokenizer, model = AutoTokenizer.from_pretrained("."), {{ encoder }}.from_pretrained(".")
-output = model(**tokenizer("Your text", return_tensors="pt"))
-print(output.{{ "last_hidden_state" if encoder.endswith("EncoderModel") else "logits" }})
-```
-{% elif form == "transformers" %}
-```python
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+## Compared with the model
 
-tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForSeq2SeqLM.from_pretrained(".")
-answer = model.generate(**tokenizer("Your text", return_tensors="pt"), max_new_tokens=64)
-print(tokenizer.decode(answer[0], skip_special_tokens=True))
-```
-{% elif form == "gguf" %}
-```
-llama-completion -m {{ file }} -p "Your text"
-```
+On fixed ids, when it was exported:
 
-In llama.cpp before December 2025 that program is called `llama-cli`.
-{% elif form == "ctranslate2" and has_spiece %}
-```python
-import ctranslate2, sentencepiece
+| precision | largest difference of an output, as a share of the largest | equal greedy answers |
+|---|---|---|
+{% for precision, difference, equal in comparisons %}
+| {{ precision }} | {{ difference }} | {{ equal or "-" }} |
+{% endfor %}
+{% endif %}
+{% if ids %}
 
-translator = ctranslate2.Translator(".", compute_type="int8")
-tokenizer = sentencepiece.SentencePieceProcessor(model_file="spiece.model")
-pieces = [*tokenizer.encode("Your text", out_type=str), tokenizer.id_to_piece(tokenizer.eos_id())]
-answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
-print(tokenizer.decode(answer))
-```
-{% elif form == "ctranslate2" %}
-```python
-import ctranslate2, tokenizers
-
-translator = ctranslate2.Translator(".", compute_type="int8")
-tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-pieces = tokenizer.encode("Your text").tokens
-answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
-print(tokenizer.decode([tokenizer.token_to_id(piece) for piece in answer]))
-```
-{% else %}
-```python
-import json
-import numpy, onnxruntime, tokenizers
-
-config = json.load(open("config.json"))
-encoder = onnxruntime.InferenceSession("encoder_model.onnx")
-decoder = onnxruntime.InferenceSession("decoder_model.onnx")
-tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-source = {"input_ids": numpy.array([tokenizer.encode("Your text").ids])}
-source["attention_mask"] = numpy.ones_like(source["input_ids"])
-(states,) = encoder.run(None, source)
-answer = [config["decoder_start_token_id"]]
-while len(answer) < 64 and answer[-1] != config["eos_token_id"]:
-    inputs = {"input_ids": numpy.array([answer]), "encoder_attention_mask": source["attention_mask"]}
-    (logits,) = decoder.run(["logits"], {**inputs, "encoder_hidden_states": states})
-    answer.append(int(logits[0, -1].argmax()))
-print(tokenizer.decode(answer))
-```
+Tokenizer: {{ ids }}.
 {% endif %}
 """
 
 
-def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
+def write_card(
+    model: Path,
+    folder: Path,
+    form: str = "transformers",
+    comparisons: Sequence[tuple[str, str, str]] = (),
+    ids: str = "",
+) -> bool:
     """Write the card of a model into a folder, unless its owner has written one.
 
     Args:
         model: the run, or another folder with a model. folder: gets the card; may be the same. form: what is in it.
+        comparisons: of an export with the model: precision, difference and equal answers, in words.
+        ids: what its tokenizer gives in other programs.
     Returns:
         whether it was written.
     Raises:
@@ -189,7 +154,7 @@ def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
             return False
     has_spiece = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
     file = next((path.name for path in folder.glob("*.gguf")), "")
-    write_text(path, card(model, form, has_spiece, file))
+    write_text(path, card(model, form, has_spiece, file, comparisons, english(ids)))
     return True
 
 
@@ -201,12 +166,20 @@ def push_command(folder: Path, name: str = "") -> str:
     return f"hf upload {name or f'YOUR_NAME/{shlex.quote(folder.name)}'} {shlex.quote(str(folder))} .{exclusions}"
 
 
-def card(model: Path, form: str = "transformers", has_spiece: bool = False, file: str = "") -> str:
+def card(
+    model: Path,
+    form: str = "transformers",
+    has_spiece: bool = False,
+    file: str = "",
+    comparisons: Sequence[tuple[str, str, str]] = (),
+    ids: str = "",
+) -> str:
     """The text of a model's card.
 
     Args:
+        form, comparisons: as of `write_card`.
         has_spiece: whether the tokenizer beside it is `spiece.model` alone. file: with the model, where its format has
-            one file.
+            one file. ids: what its tokenizer gives in other programs.
         model: a run's folder, whose log folder its settings name; of any other folder little is known.
     Memory: one event at a time.
     """
@@ -225,14 +198,22 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False, file
     if settings:
         run_facts = _of_run(model, settings, "text" if shape is None else shape.head)
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
-    return environment.from_string(TEMPLATE).render(
+    usage = environment.from_string(USAGE).render(
         form=form,
-        mark=MARK,
-        name=model.name,
+        encoder=encoder,
         has_spiece=has_spiece,
         file=file,
+        head="text" if shape is None else shape.head,
+        precision=comparisons[-1][0] if comparisons else "",
+    )
+    return environment.from_string(TEMPLATE).render(
+        form=form,
+        usage=usage,
+        comparisons=comparisons,
+        ids=ids,
+        mark=MARK,
+        name=model.name,
         size="" if shape is None else f" of {weight_counts(shape)['total']:,} weights",
-        encoder=encoder,
         task=head.hub_name,
         counts=EVAL_COUNTS,
         **run_facts,

@@ -1,0 +1,163 @@
+"""Models as ONNX files: the numbers of every family and head, the layout that others load, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from commands.export import export
+from commands.exporting.limits import runtime_notes
+from data.tokenizers.tokenizer import Tokenizer
+from data.tokenizers.training import train_tokenizer
+from model.decoding.generation import generate
+from model.reference import T5Reference
+from settings.errors import DoesNotFit
+from tests.commands.small_exports import SHAPES, TEXTS, saved, settings
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.filterwarnings("ignore")
+HEADS: dict[str, dict[str, str]] = {
+    "mean": {"head": "sequence", "labels": "yes,no,perhaps"},
+    "first": {"head": "sequence", "labels": "yes,no,perhaps", "pooling": "first"},
+    "last": {"head": "sequence", "labels": "yes,no,perhaps", "pooling": "last", "head_kind": "linear"},
+    "regression": {"head": "sequence", "labels": "regression"},
+    "token": {"head": "token", "labels": "yes,no,perhaps"},
+    "none": {"head": "none"},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TEXTS, "unigram", 700, 2**20)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_a_decoder_that_keeps_keys_and_values_gives_the_same_logits(
+    family: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    from commands.exporting.onnx_run import CachedDecoder, padded, session
+
+    source, model = saved(tmp_path / "model", tokenizer, **SHAPES[family])
+    export(settings(source, tmp_path / "out", "onnx"))
+    reference = T5Reference(model.config).eval()
+    reference.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(3, 400, (length,), generator=generator).tolist() for length in (150, 9)]
+    answers = torch.randint(3, 400, (2, 40), generator=generator)
+    inputs = padded(rows)
+    with torch.no_grad():
+        expected = reference.logits(
+            torch.from_numpy(inputs["input_ids"]), answers, torch.from_numpy(inputs["attention_mask"])
+        ).numpy()
+    for name in ("encoder_model", "decoder_model_merged"):
+        onnx.checker.check_model(str(tmp_path / "out" / "onnx" / f"{name}.onnx"), full_check=True)
+    (states,) = session(tmp_path / "out" / "onnx" / "encoder_model.onnx").run(None, inputs)
+    graph = session(tmp_path / "out" / "onnx" / "decoder_model_merged.onnx")
+    decoder = CachedDecoder(graph, model.config, states, inputs["attention_mask"])
+    ends = (0, 1, 2, 20, 40)
+    logits = [decoder.step(answers[:, start:end].numpy()) for start, end in pairwise(ends)]
+    assert np.abs(np.concatenate(logits, axis=1) - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_and_encoders_are_one_graph_with_the_same_outputs(
+    kind: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    source, _ = saved(tmp_path / "model", tokenizer, **{"num_decoder_layers": 0, **HEADS[kind]})
+    difference = export(settings(source, tmp_path / "out", "onnx"))
+    assert difference is not None and difference < 1e-5
+    onnx.checker.check_model(str(tmp_path / "out" / "onnx" / "model.onnx"), full_check=True)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    if "yes" in HEADS[kind].get("labels", ""):
+        assert config["id2label"] == {"0": "yes", "1": "no", "2": "perhaps"}
+        assert config["label2id"] == {"yes": 0, "no": 1, "perhaps": 2}
+    assert not (tmp_path / "out" / "generation_config.json").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "q4"])
+@pytest.mark.parametrize("family", ["t5", "umt5"])
+def test_a_smaller_copy_stands_beside_the_files_and_is_compared(
+    precision: str, family: str, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if precision == "q4":
+        pytest.importorskip("onnx_ir")
+    wide = {"d_model": 64, "d_ff": 512}
+    source, _ = saved(tmp_path / "model", tokenizer, **wide, **SHAPES[family])
+    export(settings(source, tmp_path / "out", "onnx", quantize=precision))
+    folder = tmp_path / "out" / "onnx"
+    share = {"fp16": 0.75, "int8": 0.5, "q4": 0.5}[precision]  # Of so small a model, nodes are a large part.
+    for name in ("encoder_model", "decoder_model_merged"):
+        assert (folder / f"{name}_{precision}.onnx").stat().st_size < share * (folder / f"{name}.onnx").stat().st_size
+    assert precision in capsys.readouterr().out
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == "t5" and config["transformers.js_config"]["dtype"] == precision
+    assert f"| {precision} |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_large_weights_lie_beside_their_graph(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commands.exporting.onnx_store.MOST_INSIDE_BYTES", 1000)
+    source, _ = saved(tmp_path / "model", tokenizer)
+    difference = export(settings(source, tmp_path / "out", "onnx", quantize="fp16"))
+    assert difference is not None and difference < 1e-5
+    names = {path.name for path in (tmp_path / "out" / "onnx").iterdir()}
+    graphs = {f"{name}{end}.onnx" for name in ("encoder_model", "decoder_model_merged") for end in ("", "_fp16")}
+    assert names == graphs | {f"{name}_data" for name in graphs}
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["transformers.js_config"]["use_external_data_format"] == dict.fromkeys(graphs, True)
+
+
+def test_a_copy_that_takes_more_than_the_budget_is_refused_before_work(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source, _ = saved(tmp_path / "model", tokenizer, d_model=1024, d_ff=4096, num_heads=8, d_kv=64)
+    with pytest.raises(DoesNotFit, match="quantize=none"):
+        export(settings(source, tmp_path / "out", "onnx", quantize="int8", memory_budget="600M"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_code_of_a_card_runs_as_it_is(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, model = saved(tmp_path / "model", tokenizer)
+    export(settings(source, tmp_path / "out", "onnx"))
+    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path / "out")
+    capsys.readouterr()
+    exec(code, {})
+    (prompt,) = tokenizer.encode_prompts(["Your text"])
+    (answer,) = generate(model, [[*prompt, tokenizer.eos_id]], max_new_tokens=63)
+    assert capsys.readouterr().out.rstrip("\n") == tokenizer.decode(answer).rstrip("\n")
+
+
+def test_what_a_program_cannot_do_is_said_at_export(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, _ = saved(tmp_path / "model", tokenizer)
+    path = source / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_beams": 4}))
+    (source / "answers.txt").write_text("a river\na bridge\n")
+    export(settings(source, tmp_path / "out", "onnx"))
+    output = " ".join(capsys.readouterr().out.split())
+    assert "beam search" in output and "prefix_allowed_tokens_fn" in output
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["num_beams"] == 4
+
+
+@pytest.mark.parametrize(
+    ("form", "decoding", "words"),
+    [
+        ("ctranslate2", {"num_beams": 4, "min_new_tokens": 2}, ["beam_size=4", "min_decoding_length=2", "score_batch"]),
+        ("gguf", {"repetition_penalty": 1.5}, ["--temp 0.0", "--repeat-penalty 1.5", "--grammar"]),
+        ("gguf", {"no_repeat_ngram_size": 3}, ["no_repeat_ngram_size"]),
+        ("onnx", {"split_prompts": "sentence"}, ["split_prompts"]),
+    ],
+)
+def test_settings_are_named_as_each_program_calls_them(form: str, decoding: dict[str, Any], words: list[str]) -> None:
+    text = " ".join(runtime_notes(form, decoding, has_answer_list=True))
+    assert all(word in text for word in words)

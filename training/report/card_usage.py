@@ -1,0 +1,146 @@
+"""How a model's card says that it is used: a paragraph of code for each program that runs its format.
+
+A template with `form`, `encoder` (the class of transformers of a model that writes no text, else empty), `head`,
+`has_spiece`, `file` and `precision`, as `card.card` gives them.
+"""
+
+USAGE = """\
+{% set optimum = {
+    "none": "ORTModelForFeatureExtraction",
+    "sequence": "ORTModelForSequenceClassification",
+    "token": "ORTModelForTokenClassification",
+} %}
+{% set script = {
+    "none": "AutoModel",
+    "sequence": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+} %}
+{% if form in ("onnx", "web") and encoder %}
+onnxruntime:
+
+```python
+import numpy, onnxruntime, tokenizers
+
+model = onnxruntime.InferenceSession("onnx/model.onnx")
+tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+ids = numpy.array([tokenizer.encode("Your text").ids])
+(output,) = model.run(None, {"input_ids": ids, "attention_mask": numpy.ones_like(ids)})
+print(output)
+```
+
+Optimum (`pip install optimum-onnx onnxruntime`):
+
+```python
+from optimum.onnxruntime import {{ optimum[head] }}
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = {{ optimum[head] }}.from_pretrained(".", subfolder="onnx", file_name="model.onnx")
+output = model(**tokenizer("Your text", return_tensors="pt"))
+print(output.{{ "last_hidden_state" if head == "none" else "logits" }})
+```
+
+transformers.js (`npm i @huggingface/transformers`), the folder's own name and the one around it:
+
+```javascript
+import { env, AutoTokenizer, {{ script[head] }} } from "@huggingface/transformers";
+
+env.localModelPath = "..";
+const name = process.cwd().split("/").pop();
+const tokenizer = await AutoTokenizer.from_pretrained(name);
+const model = await {{ script[head] }}.from_pretrained(name, { dtype: "{{ precision }}" });
+const output = await model(tokenizer("Your text"));
+console.log(output.{{ "last_hidden_state" if head == "none" else "logits" }}.tolist());
+```
+{% elif form in ("onnx", "web") %}
+onnxruntime, the encoder once and the decoder token by token, with its keys and values:
+
+```python
+import json
+import numpy, onnxruntime, tokenizers
+
+config = json.load(open("config.json"))
+encoder = onnxruntime.InferenceSession("onnx/encoder_model.onnx")
+decoder = onnxruntime.InferenceSession("onnx/decoder_model_merged.onnx")
+tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+ids = numpy.array([tokenizer.encode("Your text").ids])
+mask = numpy.ones_like(ids)
+(states,) = encoder.run(None, {"input_ids": ids, "attention_mask": mask})
+empty = numpy.zeros((1, config["num_heads"], 0, config["d_kv"]), numpy.float32)
+names = [item.name for item in decoder.get_inputs() if item.name.startswith("past_key_values")]
+past = dict.fromkeys(names, empty)
+answer = [config["decoder_start_token_id"]]
+while len(answer) < 64 and answer[-1] != config["eos_token_id"]:
+    inputs = {"input_ids": numpy.array([answer[-1:]]), "encoder_hidden_states": states, "encoder_attention_mask": mask}
+    logits, *present = decoder.run(None, {**inputs, **past, "use_cache_branch": numpy.array([len(answer) > 1])})
+    past = dict(zip(names, present))
+    answer.append(int(logits[0, -1].argmax()))
+print(tokenizer.decode(answer))
+```
+
+Optimum (`pip install optimum-onnx onnxruntime`), with beams too:
+
+```python
+from optimum.onnxruntime import ORTModelForSeq2SeqLM
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = ORTModelForSeq2SeqLM.from_pretrained(".")
+answer = model.generate(**tokenizer("Your text", return_tensors="pt"), max_new_tokens=63)
+print(tokenizer.decode(answer[0], skip_special_tokens=True))
+```
+
+transformers.js (`npm i @huggingface/transformers`), by the name of this folder and where it lies:
+
+```javascript
+import { env, pipeline } from "@huggingface/transformers";
+
+env.localModelPath = "..";
+const name = process.cwd().split("/").pop();
+const answers = await pipeline("text2text-generation", name, { dtype: "{{ precision }}" });
+console.log((await answers("Your text", { max_new_tokens: 63 }))[0].generated_text);
+```
+{% elif encoder %}
+```python
+from transformers import AutoTokenizer, {{ encoder }}
+
+tokenizer, model = AutoTokenizer.from_pretrained("."), {{ encoder }}.from_pretrained(".")
+output = model(**tokenizer("Your text", return_tensors="pt"))
+print(output.{{ "last_hidden_state" if encoder.endswith("EncoderModel") else "logits" }})
+```
+{% elif form == "transformers" %}
+```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForSeq2SeqLM.from_pretrained(".")
+answer = model.generate(**tokenizer("Your text", return_tensors="pt"), max_new_tokens=64)
+print(tokenizer.decode(answer[0], skip_special_tokens=True))
+```
+{% elif form == "gguf" %}
+```
+llama-completion -m {{ file }} -p "Your text"
+```
+
+In llama.cpp before December 2025 that program is called `llama-cli`.
+{% elif form == "ctranslate2" and has_spiece %}
+```python
+import ctranslate2, sentencepiece
+
+translator = ctranslate2.Translator(".", compute_type="int8")
+tokenizer = sentencepiece.SentencePieceProcessor(model_file="spiece.model")
+pieces = [*tokenizer.encode("Your text", out_type=str), tokenizer.id_to_piece(tokenizer.eos_id())]
+answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
+print(tokenizer.decode(answer))
+```
+{% elif form == "ctranslate2" %}
+```python
+import ctranslate2, tokenizers
+
+translator = ctranslate2.Translator(".", compute_type="int8")
+tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+pieces = tokenizer.encode("Your text").tokens
+answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
+print(tokenizer.decode([tokenizer.token_to_id(piece) for piece in answer]))
+```
+{% endif %}
+"""
