@@ -53,7 +53,7 @@ def write(exported: Exported, folder: Path) -> Path:
             head=shape.head,
         )
     if exported.quantize == "q4":
-        raise UserError("--quantize = q4, is nothing that CTranslate2 stores; allowed: none, fp16, int8")
+        raise UserError("--quantize = q4, is not supported by CTranslate2; allowed: none, fp16, int8")
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if exported.quantize == "int8":  # Its numbers are scaled where they lie.
         values = {name: value.clone() for name, value in values.items()}

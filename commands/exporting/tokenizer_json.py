@@ -86,7 +86,7 @@ def save_tokenizer(tokenizer: Tokenizer, vocabulary: Vocabulary, form: str, fold
         return say("in the file")
     if isinstance(tokenizer.backend, LibraryBackend):  # Published ones may have other files.
         (folder / TOKENIZER_FILE).write_bytes(tokenizer.backend.serialized())
-    return say("as it was")
+    return say("unchanged")
 
 
 def save_as_json(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
@@ -129,7 +129,7 @@ def texts_by_kind() -> Mapping[str, Sequence[str]]:
             text[:9] + letter + text[9:]
             for text, letter in _in_turn("\x00\x07\x1b\x7f\x85\u200b\u200d\u200e\ufeff\ufffd")
         ],
-        say("tokenizers' own signs"): [
+        say("characters that tokenizers reserve"): [
             f"{sign} {text}{sign}a" for text, sign in _in_turn(["▁", "<0x41>", "Ġ", "</s", "<extra_id_", "##"])
         ],
         say("sentinels"): [text.replace(" ", " <extra_id_0> ", 1) + "<extra_id_1>" for text in SENTENCES],
@@ -190,7 +190,7 @@ def _spell_in_letters(content: dict[str, Any]) -> None:
     }
     spelled = {*texts.values()}
     for byte, letter in enumerate(letters):
-        # A blank is in no text that is written in these letters: no piece is needed where a letter is one already.
+        # No text needs this piece where its letter is one already. It has a blank before it, as these letters have none.
         texts[f"<0x{byte:02X}>"] = f" {letter}" if letter in spelled else letter
     model["vocab"] = [[texts.get(text, text), score] for text, score in model["vocab"]]
     model["byte_fallback"] = False
@@ -199,7 +199,8 @@ def _spell_in_letters(content: dict[str, Any]) -> None:
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*splits, in_letters]}
     steps = content["decoder"].get("decoders", [content["decoder"]]) if content["decoder"] else []
     others = [step for step in steps if step["type"] not in ("ByteFallback", "Fuse")]
-    content["decoder"] = {"type": "Sequence", "decoders": [in_letters, *others]}
+    without_blank = {"type": "Replace", "pattern": {"String": " "}, "content": ""}
+    content["decoder"] = {"type": "Sequence", "decoders": [without_blank, in_letters, *others]}
 
 
 def _of_sentencepiece(backend: SentencePieceBackend, eos: str) -> LibraryTokenizer:

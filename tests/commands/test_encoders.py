@@ -9,7 +9,6 @@ import pytest
 
 from commands.chat import chat
 from commands.convert import convert
-from commands.export import export
 from commands.generate import generate
 from model import hf_format
 from model.formats.shape_file import read_config
@@ -40,7 +39,6 @@ def test_text_of_an_encoder_is_refused(whole: Path) -> None:
     for command, run, shape, flags in (
         ("generate", generate, hidden, {"input": "x"}),
         ("chat", chat, HEAD, {}),
-        ("export", export, HEAD, {"format": "gguf", "output": whole.parent / "out"}),
     ):
         folder = whole.parent / command
         hf_format.save(T5(shape).initialise(1), folder)

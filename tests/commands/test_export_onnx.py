@@ -125,7 +125,7 @@ def test_a_copy_that_takes_more_than_the_budget_is_refused_before_work(tokenizer
 def test_the_code_of_a_card_runs_as_it_is(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, model = saved(tmp_path / "model", tokenizer)
+    source, model = saved(tmp_path / "model", tokenizer, num_layers=2, num_decoder_layers=3)
     export(settings(source, tmp_path / "out", "onnx"))
     code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path / "out")
