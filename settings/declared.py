@@ -663,7 +663,6 @@ class ExportConfig(Noting):
         "folder of a copy of transformers.js that the page loads (node_modules/@huggingface/transformers/dist); none: "
         "its public address",
         needs="format=web",
-        is_place=True,
     )
 
 

@@ -19,11 +19,13 @@ sys.path.insert(0, {str(ROOT)!r})
 from tests.devices.like_windows import become_windows
 become_windows()
 """
+# The onnxruntime of this system does not load there.
 IMPORT_ALL = """
 import importlib, pkgutil
+elsewhere = ("data.cache.", "commands.exporting.onnx_", "commands.exporting.web_page")
 for tree in ("settings", "devices", "memory", "data", "model", "engine", "training", "commands"):
     for module in pkgutil.walk_packages(importlib.import_module(tree).__path__, tree + "."):
-        if not module.name.startswith("data.cache."):
+        if not module.name.startswith(elsewhere):
             importlib.import_module(module.name)
 import train_low_mem, trainer_low_mem
 """
