@@ -1,9 +1,9 @@
 """Runs that outlive the page: child processes in sessions of their own, started from a queue of files.
 
 Each run that is requested is first written to `logs/<run>/launch.json` and started from there, so that a page that is
-closed or restarted loses nothing and every browser sees the queue. The oldest run in the queue is planned for the memory
-that the active runs leave. If it does not fit, it waits; if it would not fit even without them, it is refused with the
-reasons.
+closed or restarted loses nothing and every browser sees the queue. The oldest run in the queue is planned for the
+memory that the active runs leave. If it does not fit, it waits; if it would not fit even without them, it is refused
+with the reasons.
 """
 
 from __future__ import annotations

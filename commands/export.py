@@ -83,8 +83,8 @@ def export(config: Config) -> float | None:
     folders = find_model(config)
     refuse_other_head(folders, "export")
     beside = target.bytes_beside(folders.shape, config.export.quantize)
-    stored = hf_format.stored_dtype(folders.base)
-    widest = max(stored, DTYPES.get(config.convert.dtype, stored), key=lambda dtype: dtype.itemsize)
+    native = hf_format.stored_dtype(folders.base)
+    widest = max(native, DTYPES.get(config.convert.dtype, native), key=lambda dtype: dtype.itemsize)
     is_mapped = config.convert.dtype == "keep" and stays_in_file(folders)
     hints = [] if config.export.quantize == "none" else ["--quantize=none"]
     with converting(config.memory.memory_budget, folders.shape, widest, beside, is_mapped, hints):

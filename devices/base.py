@@ -68,7 +68,7 @@ class DeviceTraits:
         score_elements: elements of attention scores that are computed at a time.
         update_elements: elements of weights that the optimizer updates at a time.
         summed_elements: elements of token gradients that are summed at a time, for the embedding.
-        has_fused_attention: whether torch's memory-efficient attention is used, with dropout and the gradient of the bias.
+        has_fused_attention: whether torch's memory-efficient attention is used, with dropout and a bias that learns.
         has_foreach_kernels: whether torch's `_foreach` functions run one kernel for many tensors.
         uses_pinned_memory: whether copies from pinned memory are asynchronous.
         max_inner_size: largest inner dimension of a matrix product; None: no limit.
@@ -92,7 +92,7 @@ class DeviceTraits:
         return self.max_inner_size or size
 
     def with_score_elements(self, count: int) -> DeviceTraits:
-        """The same traits with `count` attention scores at a time, and updates of weights in chunks of a fitting size."""
+        """The same traits with `count` attention scores at a time, and updates in chunks of a fitting size."""
         return replace(self, score_elements=count, update_elements=update_elements(count))
 
 

@@ -826,11 +826,12 @@ class Config:
     Each value has an `origin`, from which four questions are answered:
 
     - `is_set`: did the user set it? An explicit value counts, even if it equals the default.
-    - `is_on_command_line`: did the user set it for this start? Lines edited in `config.py` do not count, since they hold
-      for all runs, models and commands.
-    - `is_changed`: did the user set it to another value than the default? Only then does it matter that a setting has no
-      effect.
-    - `overrides_saved_model`: does it take precedence over what a saved model says? Presets named by the user count too.
+    - `is_on_command_line`: did the user set it for this start? Lines edited in `config.py` do not count, since they
+      hold for all runs, models and commands.
+    - `is_changed`: did the user set it to another value than the default? Only then does it matter that a setting has
+      no effect.
+    - `overrides_saved_model`: does it take precedence over what a saved model says? Presets that the user names count
+      too.
     """
 
     model: T5ModelConfig = field(default_factory=T5ModelConfig)
@@ -888,7 +889,7 @@ class Config:
         return self.is_set(name) and not is_saved and vars(getattr(self, group))[name] != member.default
 
     def overrides_saved_model(self, name: str) -> bool:
-        """Whether its value stays where a saved model has another one: the user or a preset named by the user set it."""
+        """Whether its value stays where a saved model has another one: the user set it, or a preset they named."""
         return strength(self.origin(name)) > strength(SAVED)
 
     @property

@@ -21,7 +21,9 @@ BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.
 LEFT_OUT = {"tests", "benchmarks", "docs", "frugalt5", "setup.py"}
 # a process with modules of its own whose names are those of a checkout, imported before or after
 THEIRS = "import config, data.rows, model"
-OURS = "import frugalt5.data.dataset; from frugalt5 import load, UserError; from frugalt5.support.child_process import call"
+OURS = """import frugalt5.data.dataset
+from frugalt5 import load, UserError
+from frugalt5.support.child_process import call"""
 BESIDE = """
 import sys
 path = list(sys.path)

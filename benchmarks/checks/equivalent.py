@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# A number is one more or one less, by its line. File, first line of the statement, why nothing changes, and pairs of what stands there and what stands there then.
+# A number is one more or one less, by its line. File, first line of the statement, why nothing changes, and pairs of
+# what stands there before and after.
 ROWS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     (
         "memory/answers.py",

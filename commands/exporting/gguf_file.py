@@ -3,7 +3,8 @@
 llama.cpp computes T5 1.1: it never scales the decoder's output. A T5 1.0 is scaled by d_model^-0.5, so its final norm
 is written that much smaller, which is the same function. It knows ReLU and gated GELU, and distances up to 128. An
 encoder alone is its architecture `t5encoder`, which gives embeddings.
-Source: llama.cpp, conversion/t5.py, src/models/t5.cpp and t5encoder.cpp, src/llama-vocab.cpp; gguf.constants.MODEL_ARCH.T5.
+Source: llama.cpp, conversion/t5.py, src/models/t5.cpp and t5encoder.cpp, src/llama-vocab.cpp; MODEL_ARCH.T5 of
+gguf.constants.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
 
 
 def write(exported: Exported, folder: Path) -> Path:
-    """Write `model-<type>.gguf` into a folder: matrices in the model's dtype or quantized, norms and bias tables in fp32.
+    """Write `model-<type>.gguf` into a folder: matrices in the model's dtype or quantized, norms and bias
+    tables in fp32.
 
     Returns:
         the file.
@@ -73,16 +75,16 @@ def write(exported: Exported, folder: Path) -> Path:
     _write_vocabulary(writer, gguf, exported.vocabulary)
     parameters = dict(exported.model.named_parameters())
     for weight in weights(config):
-        stored = gguf.GGMLQuantizationType[_type(weight, kind)]
-        shape = gguf.quant_shape_to_byte_shape(weight.shape, stored)
+        tensor_type = gguf.GGMLQuantizationType[_type(weight, kind)]
+        shape = gguf.quant_shape_to_byte_shape(weight.shape, tensor_type)
         dtype = np.dtype(np.uint8)  # The writer finds the shape again from bytes and their type.
-        writer.add_tensor_info(gguf_name(weight), shape, dtype, math.prod(shape), raw_dtype=stored)
+        writer.add_tensor_info(gguf_name(weight), shape, dtype, math.prod(shape), raw_dtype=tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for weight in weights(config):
-        stored = gguf.GGMLQuantizationType[_type(weight, kind)]
-        writer.write_tensor_data(gguf.quants.quantize(_values(weight, parameters[weight.name], config), stored))
+        values = _values(weight, parameters[weight.name], config)
+        writer.write_tensor_data(gguf.quants.quantize(values, gguf.GGMLQuantizationType[_type(weight, kind)]))
     writer.close()
     return path
 

@@ -1,6 +1,6 @@
 """A T5 as ONNX files with a cache, in the folder that transformers.js and Optimum load: `onnx/encoder_model.onnx` and
-`onnx/decoder_model_merged.onnx`, or `onnx/model.onnx` of an encoder and of a head over labels; beside them a copy of less
-precision with the suffix of transformers.js.
+`onnx/decoder_model_merged.onnx`, or `onnx/model.onnx` of an encoder and of a head over labels; beside them a copy of
+less precision with the suffix of transformers.js.
 
 The weights are fp32: runtimes on CPUs multiply no bf16.
 """
@@ -35,9 +35,14 @@ from support.units import MIB
 
 USE = "{python} -c 'import onnxruntime, sys; onnxruntime.InferenceSession(sys.argv[1])' {file}"
 SUBFOLDER = "onnx"
-ENCODER_STEM, DECODER_STEM, WHOLE_STEM = "encoder_model", "decoder_model_merged", "model"
+ENCODER_STEM = "encoder_model"
+DECODER_STEM = "decoder_model_merged"
+WHOLE_STEM = "model"
 LIBRARY_BYTES = 24 * MIB  # onnxruntime's threads and graphs, and what it computes with.
-ANSWERS, SOURCE_TOKENS, ANSWER_TOKENS = 8, 16, 8
+# Greedy answers that are compared.
+ANSWERS = 8
+SOURCE_TOKENS = 16
+ANSWER_TOKENS = 8
 
 
 def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
@@ -48,20 +53,18 @@ def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
     """
     need_packages(precision)
     counts = weight_counts(shape)
-    is_tied = shape.tie_word_embeddings or shape.num_decoder_layers == 0
-    head = counts["embedding"] if is_tied and shape.num_decoder_layers else counts["head"]
-    tables = counts["embedding"] * (not is_tied)
-    sides = (
+    tables = counts["embedding"] if shape.tie_word_embeddings else counts["embedding"] + counts["head"]
+    graphs = (
         4 * (counts["embedding"] + shape.num_layers * counts[ENCODER]),
-        4 * (tables + head + shape.num_decoder_layers * counts[DECODER]),
+        4 * (tables + shape.num_decoder_layers * counts[DECODER]),
     )
-    size = max(sides)
+    largest = max(graphs)
     # onnxruntime copies what lies inside a graph; what lies beside it stays in its file.
-    held = max((side for side in sides if side <= MOST_INSIDE_BYTES), default=0)
+    copied = max((size for size in graphs if size <= MOST_INSIDE_BYTES), default=0)
     if precision == "fp16":  # A CPU's onnxruntime makes fp32 of it.
-        held = size + min(size // 2, MOST_INSIDE_BYTES)
-    held = max(held, int(size * TOOL_SHARES.get(precision, 0)))
-    return LIBRARY_BYTES + 2 * PIECE_BYTES + held
+        copied = largest + min(largest // 2, MOST_INSIDE_BYTES)
+    in_tool = int(largest * TOOL_SHARES.get(precision, 0))
+    return LIBRARY_BYTES + 2 * PIECE_BYTES + max(copied, in_tool)
 
 
 def write(exported: Exported, folder: Path) -> Path:

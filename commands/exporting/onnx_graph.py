@@ -193,8 +193,8 @@ def encoder_graph(config: T5ModelConfig) -> tuple[ModelProto, list[str]]:
 
 
 def label_graph(config: T5ModelConfig) -> tuple[ModelProto, list[str]]:
-    """An encoder with a head: `input_ids` and `attention_mask` (B, S) to `logits`, (B, L) of rows or (B, S, L) of tokens;
-    and the weights it refers to.
+    """An encoder with a head: `input_ids` and `attention_mask` (B, S) to `logits`, (B, L) of rows or (B, S, L) of
+    tokens; and the weights it refers to.
     """
     graph = Graph(config)
     x = encoder_states(graph)

@@ -1,4 +1,4 @@
-"""Copies of ONNX graphs in less precision: fp16 written from the weights, int8 and q4 made by onnxruntime's own tools."""
+"""Copies of ONNX graphs in less precision: fp16 is written from the weights, int8 and q4 by onnxruntime's own tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from commands.exporting.onnx_store import MOST_INSIDE_BYTES
 from settings.program import needs
 
-BLOCK = 32  # So many numbers share a scale in q4.
+BLOCK = 32  # Numbers that share a scale in q4.
 # Bytes that a tool holds at the highest for each byte of the fp32 graph; measured, t5-base's width.
 TOOL_SHARES = {"int8": 3.2, "q4": 3.2}
 
@@ -57,8 +57,8 @@ def _cast(x: str, output: str, kind: int) -> NodeProto:
 
 
 def quantize(path: Path, copy: Path, precision: str) -> bool:
-    """Write an fp32 graph in int8, a scale for each output and activations quantized as they come, or in q4, a scale for
-    each 32 numbers, where tables of tokens are in int8.
+    """Write an fp32 graph in int8, a scale for each output and activations quantized as they come, or in q4, a scale
+    for each 32 numbers, where tables of tokens are in int8.
 
     Returns:
         whether the weights of the copy lie beside it.

@@ -2,7 +2,8 @@
 
 The file is protobuf: each field begins with its number and length. The lengths follow from shapes, so nothing has to
 be held to know them; `onnx.save` would hold all weights twice.
-Source: onnx.proto (ModelProto.graph = 7, GraphProto.initializer = 5, TensorProto.raw_data = 9); protobuf.dev/programming-guides/encoding.
+Source: onnx.proto (ModelProto.graph = 7, GraphProto.initializer = 5, TensorProto.raw_data = 9); the encoding of
+protobuf.dev/programming-guides.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from support.units import MIB
 # Runtimes hold weights that lie inside a graph once more while they load it, and protobuf holds at most 2 GiB.
 MOST_INSIDE_BYTES = 512 * MIB
 PIECE_BYTES = 16 * MIB
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+# Numbers of the fields in onnx.proto.
+_GRAPH = 7
+_INITIALIZER = 5
+_RAW_DATA = 9
 
 
 def store(

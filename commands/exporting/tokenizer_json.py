@@ -31,13 +31,17 @@ if TYPE_CHECKING:  # Its library is loaded for its files alone.
     from data.tokenizers.spiece import SentencePieceBackend
 
 BLANK = "▁"
-NORMAL, USER_DEFINED = 1, 4  # Kinds of pieces in a SentencePiece model's file.
-NEVER = 8  # So many times the worst score is no piece of the best spelling of a text.
+# Kinds of pieces in a SentencePiece model's file.
+NORMAL = 1
+USER_DEFINED = 4
+NEVER = 8  # A piece with this multiple of the worst score is in no best spelling of a text.
 PRIVATE_USE = 0x10FF00  # Letters that nobody uses begin here.
 COMPATIBLE = "ﬁ①ａ"  # NFKC changes each of these.
 # What transformers.js makes a blank or nothing of, whatever the table says; NFKC changes the first one.
 OTHERWISE_IN_JS = "～\u2581\ufeff\ufffd" + "".join(map(chr, (*range(1, 32), 0x7F, 0x8F, 0x9F, *range(0x2000, 0x2010))))
-FIRST, LAST = r"(?<![\s\S])", r"(?![\s\S])"  # The ends of a text, as JavaScript says them too.
+# The ends of a text, in words that JavaScript understands too.
+FIRST = r"(?<![\s\S])"
+LAST = r"(?![\s\S])"
 RARE = ("😀", "👩🏽‍🚀", "🇩🇪", "❤️", "𝔘", "𓀀", "ꙮ", "㍿", "ⅷ")
 SENTENCES = (
     "All human beings are born free and equal in dignity and rights.",
@@ -141,15 +145,15 @@ def differing_kinds(tokenizer: Tokenizer, other: Tokenizer) -> Mapping[str, floa
     shares = {}
     for kind, texts in texts_by_kind().items():
         pairs = zip(tokenizer.encode_prompts(texts), other.encode_prompts(texts), strict=True)
-        count = sum(ids.tolist() != others.tolist() for ids, others in pairs)
+        count = sum(ids.tolist() != other_ids.tolist() for ids, other_ids in pairs)
         if count:
             shares[kind] = count / len(texts)
     return shares
 
 
 def unknown_kinds(tokenizer: Tokenizer, vocabulary: Vocabulary) -> Mapping[str, float]:
-    """Kinds of texts that a Unigram vocabulary spells in bytes, and in what share of their texts: llama.cpp reads unknown
-    tokens there.
+    """Kinds of texts that a Unigram vocabulary spells in bytes, and in what share of their texts: llama.cpp reads
+    unknown tokens there.
     """
     byte_ids = [number for number, piece in enumerate(vocabulary.pieces) if piece.kind == "byte"]
     shares = {}
@@ -190,7 +194,8 @@ def _spell_in_letters(content: dict[str, Any]) -> None:
     }
     spelled = {*texts.values()}
     for byte, letter in enumerate(letters):
-        # No text needs this piece where its letter is one already. It has a blank before it, as these letters have none.
+        # No text needs this piece where its letter is one already; it then has a blank before it, which
+        # no letter has.
         texts[f"<0x{byte:02X}>"] = f" {letter}" if letter in spelled else letter
     model["vocab"] = [[texts.get(text, text), score] for text, score in model["vocab"]]
     model["byte_fallback"] = False
@@ -198,9 +203,9 @@ def _spell_in_letters(content: dict[str, Any]) -> None:
     splits = [content["pre_tokenizer"]] if content["pre_tokenizer"] else []
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*splits, in_letters]}
     steps = content["decoder"].get("decoders", [content["decoder"]]) if content["decoder"] else []
-    others = [step for step in steps if step["type"] not in ("ByteFallback", "Fuse")]
+    other_steps = [step for step in steps if step["type"] not in ("ByteFallback", "Fuse")]
     without_blank = {"type": "Replace", "pattern": {"String": " "}, "content": ""}
-    content["decoder"] = {"type": "Sequence", "decoders": [without_blank, in_letters, *others]}
+    content["decoder"] = {"type": "Sequence", "decoders": [without_blank, in_letters, *other_steps]}
 
 
 def _of_sentencepiece(backend: SentencePieceBackend, eos: str) -> LibraryTokenizer:
@@ -267,12 +272,12 @@ def _normalizer(spec: Any, legacy: bool, own_symbols: Sequence[str]) -> normaliz
         # in this table: what Unicode's own form does alike everywhere is done before.
         is_compatible = table.normalize_str(COMPATIBLE) == unicodedata.normalize("NFKC", COMPATIBLE)
         form = normalizers.NFKC() if is_compatible else normalizers.NFC()
-        # SentencePiece leaves its own symbols as they are, and what stands in its table: letters of private use stand for
-        # them meanwhile.
+        # SentencePiece leaves its own symbols as they are, and what stands in its table: letters of private use stand
+        # for them meanwhile.
         whole = normalizers.Sequence([form, table])
-        kept = [symbol for symbol in own_symbols if whole.normalize_str(symbol) != symbol]
-        kept += [sign for sign in OTHERWISE_IN_JS if table.normalize_str(sign) == sign]
-        letters = {symbol: chr(PRIVATE_USE + number) for number, symbol in enumerate(kept)}
+        preserved = [symbol for symbol in own_symbols if whole.normalize_str(symbol) != symbol]
+        preserved += [sign for sign in OTHERWISE_IN_JS if table.normalize_str(sign) == sign]
+        letters = {symbol: chr(PRIVATE_USE + number) for number, symbol in enumerate(preserved)}
         steps += [normalizers.Replace(symbol, letter) for symbol, letter in letters.items()]
         steps += [form, table]
         steps += [normalizers.Replace(letter, symbol) for symbol, letter in letters.items()]

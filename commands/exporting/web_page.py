@@ -26,7 +26,7 @@ PAGE = "index.html"
 TEMPLATE = Path(__file__).with_name("page.html")
 SUBFOLDER = "js"
 WASM_FOLDER = Path("node_modules/onnxruntime-web/dist")  # npm puts it there, beside transformers.js
-# What transformers.js loads beside the graphs.
+# transformers.js loads these beside the graphs.
 READ_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 bytes_beside = onnx_files.bytes_beside
 check = onnx_files.check  # The page itself runs in browsers alone.

@@ -232,8 +232,8 @@ def end_with(backend: LibraryTokenizer, eos: str, begin: str = "") -> None:
 
 
 def byte_letters() -> list[str]:
-    """The letters in which byte-level tokenizers write the bytes 0 to 255 (GPT-2's `bytes_to_unicode`): the visible ones
-    as they are.
+    """The letters in which byte-level tokenizers write the bytes 0 to 255 (GPT-2's `bytes_to_unicode`): the visible
+    ones as they are.
     """
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
     hidden = sorted({*range(256)} - {*visible})

@@ -1,4 +1,4 @@
-"""A recipe of each kind works for a stranger: its script writes the rows of a small download, and its preset trains on them."""
+"""A recipe of each kind works for a stranger: its script writes a small download's rows, its preset trains on them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Answers and outputs of an exported folder in Optimum: python in_optimum.py JOB.json, by the Python that has it.
 
-The job: folder; sources with new_tokens, and how many of them are searched with so many beams, or rows of ids for a head or an encoder. The answer is JSON.
+The job: folder; sources with new_tokens, and how many of them are searched with so many
+beams, or rows of ids for a head or an encoder. The answer is JSON.
 """
 
 import json

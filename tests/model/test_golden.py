@@ -1,4 +1,4 @@
-"""Our T5 and the plain one of `model.reference` beside transformers: logits, loss, gradients, answers of each family."""
+"""Our T5 and the plain one of `model.reference` beside transformers: logits, loss, gradients, answers by family."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class RunLog:
         self._began = time.monotonic()
         self._watched = self._began  # The time of the last line about memory.
         self._step = start_step
-        self._planned_peak_bytes: int | None = None  # By the newest plan.
+        self._planned_peak_bytes: int | None = None  # The newest plan says it.
         self._max_steps = int(train.max_steps)
         self.progress = Progress(
             self._max_steps, is_main, train.log_steps, start_step=start_step, is_quiet=output.quiet
