@@ -38,6 +38,7 @@ def test_it_ends_as_the_command_that_failed(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # Three minutes on two quiet cores.
 def test_the_whole_of_it_reads_dates_of_years_never_seen(tmp_path: Path) -> None:
     folders = [f"--{name}={tmp_path / name}" for name in ("cache_dir", "output_dir", "log_dir")]
     done = subprocess.run(
