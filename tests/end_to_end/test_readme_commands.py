@@ -19,7 +19,7 @@ from tests.end_to_end.running import ENVIRONMENT, ROOT, write_pairs, write_text
 from tests.end_to_end.world import SHAPE
 from tests.test_readme import commands_of
 
-# After the flags of the page, so that they are the ones that count. llama.cpp loads no more decoder than encoder layers.
+# After the flags of the page, so that they count. llama.cpp loads no more decoder than encoder layers.
 SMALL = (*SHAPE, "--num_layers=2", "--max_seq_len=64", "--max_steps=2", "--effective_batch_size=4", "--sample_rows=1")
 PROGRAMS = {
     "python": (sys.executable,),
