@@ -249,8 +249,17 @@ def decoder_graph(config: T5ModelConfig) -> tuple[ModelProto, list[str]]:
     )
     future = graph.add("Mul", graph.add("Cast", is_later, to=FLOAT), graph.constant(LOWEST, np.float32))
 
-    def joined(past: str, length: str, new: str, name: str) -> str:
-        return graph.add("Concat", graph.first(past, length, 2), new, axis=2, name=name)
+    def sizes(length: str) -> str:
+        ends = [graph.constant([config.num_heads]), length, graph.constant([config.d_kv])]
+        return graph.add("Concat", graph.length("input_ids", 0), *ends, axis=0)
+
+    own = cached, sizes(cached)
+    across = cached_source, sizes(cached_source)
+
+    def joined(past: str, used: tuple[str, str], new: str, name: str) -> str:
+        # At the first token, when nothing of the past is used, Optimum gives vectors of d_model / num_heads numbers.
+        vectors = graph.add("Reshape", graph.first(past, used[0], 2), used[1], allowzero=1)
+        return graph.add("Concat", vectors, new, axis=2, name=name)
 
     # With tied weights the matrix of the head is the only copy, and a token is one of its columns.
     if config.tie_word_embeddings:
@@ -266,13 +275,13 @@ def decoder_graph(config: T5ModelConfig) -> tuple[ModelProto, list[str]]:
         bias = shared or graph.add("Add", graph.position_bias(f"{block}.bias.table", queries, keys), future)
         normed = graph.norm(x, f"{block}.attention_norm")
         q, k, v = (graph.heads(graph.product(normed, f"{block}.attention.{side}.weight")) for side in "qkv")
-        k = joined(f"{past}.decoder.key", cached, k, f"{present}.decoder.key")
-        v = joined(f"{past}.decoder.value", cached, v, f"{present}.decoder.value")
+        k = joined(f"{past}.decoder.key", own, k, f"{present}.decoder.key")
+        v = joined(f"{past}.decoder.value", own, v, f"{present}.decoder.value")
         x = graph.add("Add", x, graph.product(graph.attended(q, k, v, bias), f"{block}.attention.o.weight"))
         q = graph.heads(graph.product(graph.norm(x, f"{block}.cross_norm"), f"{block}.cross_attention.q.weight"))
         k, v = (graph.heads(graph.product(source, f"{block}.cross_attention.{side}.weight")) for side in "kv")
-        k = joined(f"{past}.encoder.key", cached_source, k, f"{present}.encoder.key")
-        v = joined(f"{past}.encoder.value", cached_source, v, f"{present}.encoder.value")
+        k = joined(f"{past}.encoder.key", across, k, f"{present}.encoder.key")
+        v = joined(f"{past}.encoder.value", across, v, f"{present}.encoder.value")
         x = graph.add("Add", x, graph.product(graph.attended(q, k, v, mask), f"{block}.cross_attention.o.weight"))
         x = graph.add(
             "Add", x, graph.feed_forward(graph.norm(x, f"{block}.feed_forward_norm"), f"{block}.feed_forward")
@@ -297,22 +306,23 @@ def _decoder_inputs(config: T5ModelConfig) -> list[ValueInfoProto]:
         value("encoder_attention_mask", INT64, "batch_size", source),
         value("input_ids", INT64, "batch_size", "decoder_sequence_length"),
         value("encoder_hidden_states", FLOAT, "batch_size", source, config.d_model),
-        *_cache(config, "past_key_values", "past_decoder_sequence_length", f"{source}_out"),
+        *_cache(config, "past_key_values", "past_decoder_sequence_length", f"{source}_out", "head_size"),
         value("use_cache_branch", BOOL, 1),
     ]
 
 
 def _decoder_outputs(config: T5ModelConfig) -> list[ValueInfoProto]:
+    source = "encoder_sequence_length"
     logits = value("logits", FLOAT, "batch_size", "decoder_sequence_length", config.vocab_size)
-    return [logits, *_cache(config, "present", "past_decoder_sequence_length + 1", "encoder_sequence_length_out")]
+    return [logits, *_cache(config, "present", "past_decoder_sequence_length + 1", f"{source}_out", config.d_kv)]
 
 
-def _cache(config: T5ModelConfig, prefix: str, length: str, source: str) -> Iterable[ValueInfoProto]:
+def _cache(config: T5ModelConfig, prefix: str, length: str, source: str, size: str | int) -> Iterable[ValueInfoProto]:
     for number in range(config.num_decoder_layers):
         for side, axis in (("decoder", length), ("encoder", source)):
             for part in ("key", "value"):
                 name = f"{prefix}.{number}.{side}.{part}"
-                yield value(name, FLOAT, "batch_size", config.num_heads, axis, config.d_kv)
+                yield value(name, FLOAT, "batch_size", config.num_heads, axis, size)
 
 
 def weight_of(name: str, weights: Mapping[str, Tensor], config: T5ModelConfig) -> Tensor:
