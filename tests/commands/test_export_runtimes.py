@@ -1,6 +1,6 @@
-"""Exports at published widths, run where people run them: onnxruntime, Optimum and transformers.js in Node.
+"""Exports at published widths, run where people run them: onnxruntime, Optimum, transformers.js in Node and in Chromium.
 
-Optimum wants a transformers of its own, and transformers.js Node: environment variables say where both are (see
+Optimum wants a transformers of its own, and transformers.js Node or a browser: environment variables say where both are (see
 CONTRIBUTING.md), and what is not there is skipped.
 """
 
@@ -28,6 +28,7 @@ from model import hf_format
 from model.decoding.generation import generate
 from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
+from tests.commands.in_chromium import answers_in_chromium
 from tests.commands.small_exports import TEXTS, saved, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore")]
@@ -96,7 +97,7 @@ def answer(ids: list[int], shape: T5ModelConfig) -> list[int]:
     return tokens[: tokens.index(shape.eos_token_id)] if shape.eos_token_id in tokens else tokens
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "optimum", "transformers.js"])
+@pytest.mark.parametrize("runtime", ["onnxruntime", "optimum", "transformers.js", "chromium"])
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_published_width_answers_everywhere_as_here(
     name: str, runtime: str, exported: dict[str, Any], tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
@@ -113,6 +114,11 @@ def test_a_published_width_answers_everywhere_as_here(
         there = in_optimum(folder, sources=rows, new_tokens=NEW_TOKENS, searched=SEARCHED, beams=BEAMS)
         found = [answer(ids, shape) for ids in there["answers"]]
         assert [answer(ids, shape) for ids in there["searched"]] == exported["searched"]
+    elif runtime == "chromium":
+        if not MODULES or shutil.which("chromium") is None:
+            pytest.skip("FRUGALT5_TRANSFORMERS_JS names no node_modules with @huggingface/transformers, or no chromium")
+        room = tmp_path_factory.mktemp("room")
+        found = [answer(ids, shape) for ids in answers_in_chromium(folder, Path(MODULES), room, rows, NEW_TOKENS)]
     else:
         there = in_transformers_js(folder, sources=rows, new_tokens=NEW_TOKENS)
         found = [answer(ids, shape) for ids in there["answers"]]
