@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.page import ROOT
 
-TESTS = ("memory", "engine", "data", "model", "training")  # those of whole runs say little for their time
+TESTS = ("memory", "engine", "data", "model", "training", "support")  # Those of whole runs say little for their time.
 SLOW = frozenset({"subprocess", "multiprocessing", "tests.measuring", "tests.ranks"})  # tests with these take longer
 QUICK = {
     "memory/estimate/": "tests/memory/estimate/test_kept_predictions.py"
