@@ -33,7 +33,8 @@ from support.storage import Once
 from tasks.base import BaseTask, Scores, Watch, random_ids, random_keys
 
 if TYPE_CHECKING:
-    from engine.blockwise import Objective
+    from engine.blockwise import Blockwise, Objective
+    from model.micro_batch import MicroBatch
     from model.t5 import T5
 
 
@@ -247,6 +248,25 @@ class Embedding(BaseTask):
             for (source, _), key in zip(lengths, random_keys(random, len(lengths)), strict=True)
         ]
         return collate_texts(rows, model.pad_token_id)
+
+    def predicted(
+        self,
+        blockwise: Blockwise,
+        batch: Batch,
+        micro_batch: MicroBatch,
+        tokenizer: Tokenizer,
+        names: Sequence[str],
+    ) -> tuple[str, str]:
+        """The second text with the cosine of its vector and that of the first."""
+        assert isinstance(batch, EmbeddingBatch)
+        (vectors,) = blockwise.embed([micro_batch])
+        if len(vectors) == 1:
+            return say("a vector of {count} numbers", count=vectors.shape[1]), ""
+        first, second = vectors[:2].double().cpu().numpy()
+        cosine = float(first @ second / np.sqrt((first @ first) * (second @ second)))
+        text = text_of_ids(tokenizer, batch.input_ids[1, : batch.input_lengths[1]])
+        score = batch.targets[0][0]
+        return f"{cosine:.4f}  {text}", "" if np.isnan(score) else f"{score:.4f}"
 
     def new_scores(self, names: Sequence[str], write: Watch | None = None) -> Scores:
         from tasks.embedding_scores import EmbeddingScores
