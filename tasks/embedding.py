@@ -17,7 +17,7 @@ from data.prepare.preview import side_row, text_of_ids
 from data.prepare.training_data import TrainingData
 from data.shards.store import LengthFacts
 from data.sources.columns import Columns
-from data.sources.embedding_columns import NO_NUMBER, USUAL_TEXTS, EmbeddingColumns, unpacked
+from data.sources.embedding_columns import NO_NUMBER, USUAL_TEXTS, EmbeddingColumns, unpacked, vectors_in
 from data.sources.peek import Peek
 from data.sources.reading import head_of
 from data.sources.source import Source
@@ -128,7 +128,16 @@ class Embedding(BaseTask):
     def label_names(
         self, data: DataConfig, model: T5ModelConfig, training_data: TrainingData, once: Once
     ) -> tuple[str, ...]:
-        """None: the targets of rows are numbers."""
+        """None: the targets of rows are numbers. Vectors to become must be as wide as those of the model."""
+        width = 0 if data.teacher_vectors is None else len(next(vectors_in(data.teacher_vectors), ()))
+        if width not in (0, model.vector_size):
+            raise UserError(
+                "--teacher_vectors = {file}, has vectors of {width} numbers, and those of the model have {size}; "
+                "--embedding_size={width} makes them alike",
+                file=data.teacher_vectors,
+                width=width,
+                size=model.vector_size,
+            )
         return ()
 
     def examples(self, data: DataConfig, clean: bool, columns: Columns, tokenizer_dir: Path | None) -> Examples:
