@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from data.batches.collate import EmbeddingBatch
+from devices.sizes import COMPARED_BYTES
 from devices.threads import one_thread
 from engine.all_reduce import StepFailed
 from engine.blockwise import Objective
@@ -41,7 +42,6 @@ from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from settings.declared import TrainConfig
 from settings.fields import AUTO
-from support.units import MIB
 
 if TYPE_CHECKING:
     from model.embedding_head import EmbeddingHead
@@ -51,7 +51,6 @@ CONTRASTIVE = "contrastive"
 COSENT = "cosent"
 REGRESSION = "regression"
 DISTILLATION = "distillation"
-CHUNK_BYTES = 8 * MIB  # Of the scores of an evaluation, so much is formed at a time.
 FAILED = -1  # In place of its number of texts a process that cannot finish the step gives this.
 
 
@@ -139,7 +138,7 @@ class EmbeddingObjective(Objective):
             vectors = self.head(leaf)
         own = _texts(vectors.detach(), micro_batches)
         everyone, first = self._gathered(own)
-        total, gradient = self._judged(everyone, settings.chunk_bytes)
+        total, gradient = self._judged(everyone)
         own_gradient = gradient[first : first + len(vectors)]
         with torch.enable_grad(), one_thread():
             (vectors * (own_gradient * scale)).sum().backward()
@@ -157,7 +156,7 @@ class EmbeddingObjective(Objective):
 
     def loss_of(self, texts: Texts) -> float:
         """The loss of texts, summed over rows, at all sizes of the vectors."""
-        return float(self._judged(texts, CHUNK_BYTES).loss)
+        return float(self._judged(texts).loss)
 
     def clear(self) -> None:
         """See `Objective`; lets go of the vectors."""
@@ -195,7 +194,7 @@ class EmbeddingObjective(Objective):
 
     # --- Losses
 
-    def _judged(self, texts: Texts, chunk_bytes: int) -> LossAndGradient:
+    def _judged(self, texts: Texts) -> LossAndGradient:
         """The loss of rows of all kinds, summed over rows, at all sizes of the vectors."""
         total = texts.vectors.new_zeros(())
         gradient = torch.zeros_like(texts.vectors)
@@ -203,9 +202,7 @@ class EmbeddingObjective(Objective):
         for size in self.sizes or (width,):
             with torch.enable_grad():
                 leaf = texts.vectors[:, :size].detach().requires_grad_()
-                losses = [
-                    self._loss(kind, leaf, texts, rows, chunk_bytes) for kind, rows in self._rows_by_kind(texts).items()
-                ]
+                losses = [self._loss(kind, leaf, texts, rows) for kind, rows in self._rows_by_kind(texts).items()]
                 loss = torch.stack(losses).sum()
                 loss.backward()
             assert leaf.grad is not None
@@ -223,7 +220,7 @@ class EmbeddingObjective(Objective):
         kinds = {CONTRASTIVE: is_alone, DISTILLATION: has_vector, graded: ~is_alone & ~has_vector}
         return {kind: rows.nonzero().flatten() for kind, rows in kinds.items() if rows.any()}
 
-    def _loss(self, kind: str, vectors: Tensor, texts: Texts, rows: Tensor, chunk_bytes: int) -> Tensor:
+    def _loss(self, kind: str, vectors: Tensor, texts: Texts, rows: Tensor) -> Tensor:
         firsts = texts.firsts[rows]
         if kind == DISTILLATION:
             return self._distillation(vectors[firsts], texts.targets[rows])
@@ -238,8 +235,8 @@ class EmbeddingObjective(Objective):
             queries = directions[firsts]
             documents = directions[torch.cat([firsts + 1, further])]
             known = KnownPairs(texts.numbers[firsts], texts.numbers[torch.cat([firsts + 1, further])])
-            forward = InBatch.apply(queries, documents, known, self.temperature, chunk_bytes)
-            backward = InBatch.apply(documents[: len(rows)], queries, known.reversed(), self.temperature, chunk_bytes)
+            forward = InBatch.apply(queries, documents, known, self.temperature)
+            backward = InBatch.apply(documents[: len(rows)], queries, known.reversed(), self.temperature)
             return (forward + backward) / 2  # type: ignore[no-any-return]
         cosines = (directions[firsts] * directions[firsts + 1]).sum(-1)
         numbers = texts.targets[rows, 0]
@@ -295,12 +292,11 @@ class InBatch(torch.autograd.Function):
         documents: Tensor,
         known: KnownPairs,
         temperature: float,
-        chunk_bytes: int,
     ) -> Tensor:
         total = queries.new_zeros(())
         grad_queries = torch.empty_like(queries)
         grad_documents = torch.zeros_like(documents)
-        at_once = max(1, chunk_bytes // (4 * len(documents)))
+        at_once = max(1, COMPARED_BYTES // (4 * len(documents)))
         for first in range(0, len(queries), at_once):
             rows = slice(first, min(first + at_once, len(queries)))
             scores = (queries[rows] @ documents.T).div_(temperature)
@@ -318,9 +314,9 @@ class InBatch(torch.autograd.Function):
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
+    ) -> tuple[Tensor, Tensor, None, None]:
         grad_queries, grad_documents = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grad * grad_queries, grad * grad_documents, None, None, None
+        return grad * grad_queries, grad * grad_documents, None, None
 
 
 def _texts(vectors: Tensor, micro_batches: Sequence[MicroBatch]) -> Texts:
