@@ -124,8 +124,8 @@ class T5ModelConfig:
     decoder_start_token_id: int | None = defining(None, "id of the first decoder token; none: pad_token_id", low=0)
     head: str = defining(
         "text",
-        "output of the model: text, sequence (a label per row), token (a label per token), embedding (a vector per "
-        "text) or none (the encoder's hidden states)",
+        "output of the model: text, sequence (a label per row), token (a label per token), embedding (one per text) or "
+        "none (the encoder's hidden states)",
         choices=tuple(MODEL_HEADS),
     )
     labels: str | Auto = defining(
@@ -150,12 +150,12 @@ class T5ModelConfig:
     )
     embedding_size: int = defining(
         0,
-        "width of the vectors that an embedding head gives, by a matrix after the pooling; 0: d_model, without one",
+        "dimension of the embeddings, by a dense layer after the pooling; 0: d_model, no dense layer",
         low=0,
         high=65536,
         needs="head=embedding",
     )
-    normalize: bool = defining(True, "scale the vectors of an embedding head to length 1", needs="head=embedding")
+    normalize: bool = defining(True, "normalise embeddings to length 1", needs="head=embedding")
 
     @property
     def is_text(self) -> bool:
@@ -254,25 +254,25 @@ class DataConfig(Noting):
     text_column: str = defining(
         "text",
         "text column for pretraining; if set, the run trains on this text even if the file has prompts and responses; "
-        "for --head=embedding the columns of the texts of a row, separated by commas",
+        "for --head=embedding the columns of the texts, separated by commas",
         needs=ON_TEXT,
     )
     label_column: str = defining(
         "label",
-        "label column for --head: one label per text, a list or string with one label per token, or for embedding how "
-        "alike two texts are",
+        "label column for --head: one label per text, a list or string with one label per token, or for embedding the "
+        "similarity of two texts",
         needs=ON_LABELS,
     )
     query_prompt: Text | None = defining(
-        None, "text before the first text of each row, which documents are looked for with", needs="head=embedding"
+        None, "prompt before the first text of each row, the query", needs="head=embedding"
     )
     document_prompt: Text | None = defining(
-        None, "text before the other texts of each row, which are looked for", needs="head=embedding"
+        None, "prompt before the other texts of each row, the documents", needs="head=embedding"
     )
     teacher_vectors: str | None = defining(
         None,
-        "vectors that those of the texts of train_file are to become, one a row: .npy, or .parquet with a column "
-        "vector, as embed writes it",
+        "teacher embeddings to distil, one for each row of train_file: .npy, or .parquet with a column vector, as embed "
+        "writes it",
         needs="head=embedding",
     )
     prepare_text: str = defining(
@@ -447,18 +447,18 @@ class TrainConfig(Noting):
     )
     embedding_loss: str | Auto = defining(
         AUTO,
-        "contrastive (the texts of a row against all others of the step), cosent or regression (how alike two texts "
-        "are), or distillation (teacher_vectors); auto: by what a row has",
+        "contrastive (all other texts of the step are negatives), cosent or regression (graded similarity), or "
+        "distillation (teacher_vectors); auto: by the columns of the rows",
         choices=EMBEDDING_LOSSES,
         needs="head=embedding",
     )
     contrastive_temperature: float = defining(
-        0.05, "cosines are divided by this in contrastive and cosent losses", above=0.0, needs="head=embedding"
+        0.05, "temperature of the contrastive and cosent losses", above=0.0, needs="head=embedding"
     )
     matryoshka_sizes: str | None = defining(
         None,
-        "widths to which vectors may be cut, such as 256,128,64: the loss is summed over them; none: the whole vector "
-        "alone",
+        "Matryoshka dimensions, such as 256,128,64: the loss is summed over embeddings truncated to each; none: the "
+        "full dimension alone",
         needs="head=embedding",
     )
     eval_steps: int | Auto = setting(AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", low=1)

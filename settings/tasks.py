@@ -80,7 +80,7 @@ TASKS = {
         "token_labels:TokenLabels", "a text and a label for each of its words or letters", head="token", finetunes=True
     ),
     "embedding": TaskFacts(
-        "embedding:Embedding", "texts that belong together, or how alike they are", head="embedding", finetunes=True
+        "embedding:Embedding", "pairs of texts, or texts with teacher embeddings", head="embedding", finetunes=True
     ),
 }
 

@@ -109,7 +109,9 @@ class Embedding(BaseTask):
         return " --head=embedding"
 
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
-        raise UserError("--train_file = none, --head=embedding needs texts that belong together; give a file")
+        raise UserError(
+            "--train_file = none, --head=embedding needs pairs of texts, or texts with teacher embeddings; give a file"
+        )
 
     def problems_unless_named(self, data: DataConfig, file: str) -> list[str]:
         return [say("--train_file = {path}, holds texts for --head={kind}; name this head", path=file, kind=self.name)]
@@ -132,8 +134,8 @@ class Embedding(BaseTask):
         width = 0 if data.teacher_vectors is None else len(next(vectors_in(data.teacher_vectors), ()))
         if width not in (0, model.vector_size):
             raise UserError(
-                "--teacher_vectors = {file}, has vectors of {width} numbers, and those of the model have {size}; "
-                "--embedding_size={width} makes them alike",
+                "--teacher_vectors = {file}, holds embeddings of dimension {width}, and the model's have {size}; "
+                "give --embedding_size={width}",
                 file=data.teacher_vectors,
                 width=width,
                 size=model.vector_size,
@@ -270,7 +272,7 @@ class Embedding(BaseTask):
         assert isinstance(batch, EmbeddingBatch)
         (vectors,) = blockwise.embed([micro_batch])
         if len(vectors) == 1:
-            return say("a vector of {count} numbers", count=vectors.shape[1]), ""
+            return say("embedding of dimension {count}", count=vectors.shape[1]), ""
         first, second = vectors[:2].double().cpu().numpy()
         cosine = float(first @ second / np.sqrt((first @ first) * (second @ second)))
         text = text_of_ids(tokenizer, batch.input_ids[1, : batch.input_lengths[1]])
@@ -289,5 +291,5 @@ def _halves(tokens: int) -> list[int]:
 
 def _shown_targets(targets: NDArray[np.float32]) -> Table:
     if len(targets) > 1:
-        return [(say("vector"), say("{count} numbers", count=len(targets)))]
+        return [(say("teacher embedding"), say("dimension {count}", count=len(targets)))]
     return [] if np.isnan(targets[0]) else [(say("score"), f"{targets[0]:.6g}")]

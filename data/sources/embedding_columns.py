@@ -97,8 +97,8 @@ class EmbeddingColumns(Columns):
 
     def missing(self, file: object, problems: str, names: Sequence[str]) -> str:
         return say(
-            "{file}: {problems}; columns: {columns}; name the texts of a row with --text_column=anchor,positive and "
-            "how alike two texts are with --label_column",
+            "{file}: {problems}; columns: {columns}; name the columns of the texts with "
+            "--text_column=anchor,positive, and that of their similarity with --label_column",
             file=file,
             problems=problems,
             columns=listed(names),
@@ -132,13 +132,13 @@ class EmbeddingColumns(Columns):
         if len(texts) > MOST_TEXTS:
             raise ValueError(say("has {count} texts, and at most {most} are read", count=len(texts), most=MOST_TEXTS))
         if len(texts) == 1:
-            raise ValueError(say("has one text and nothing to compare it with"))
+            raise ValueError(say("has only one text; a pair needs two"))
         return (*texts, packed(_number(columns.score, record) if columns.score else NO_NUMBER))
 
     def _next(self, vectors: Iterator[NDArray[np.float32]]) -> NDArray[np.float32]:
         vector = next(vectors, None)
         if vector is None:
-            raise ValueError(say("has no vector in {file}, which has fewer than there are rows", file=self.vectors))
+            raise ValueError(say("has no embedding in {file}, which has fewer than there are rows", file=self.vectors))
         return vector
 
 
@@ -182,7 +182,7 @@ def vectors_in(file: str) -> Iterator[NDArray[np.float32]]:
         if path.suffix == ".npy":
             matrix = np.load(path, mmap_mode="r")
             if matrix.ndim != 2 or matrix.shape[1] < 2 or matrix.dtype.kind != "f":
-                raise ValueError(say("holds {kind}, not one vector a row", kind=f"{matrix.dtype} {matrix.shape}"))
+                raise ValueError(say("holds {kind}, not one embedding per row", kind=f"{matrix.dtype} {matrix.shape}"))
             for vector in matrix:
                 yield np.array(vector, np.float32)
             return
@@ -193,7 +193,7 @@ def vectors_in(file: str) -> Iterator[NDArray[np.float32]]:
                 yield from values.reshape(len(cells), -1)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            "--teacher_vectors = {file}, cannot be read ({error}); allowed: .npy with a row for each text, or .parquet "
+            "--teacher_vectors = {file}, cannot be read ({error}); allowed: .npy with one row per text, or .parquet "
             "with a column vector",
             file=file,
             error=error,
