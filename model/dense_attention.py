@@ -347,7 +347,8 @@ class _DenseCall:
         if weights.is_cpu:
             # Of rows that fill no whole vector, torch's own function gives other bits with other numbers of threads.
             dscores = dweights.mul_(weights)
-            sums = dscores.sum(-1, keepdim=True, dtype=torch.float32).to(dscores.dtype)
+            wide = torch.promote_types(dscores.dtype, torch.float32)
+            sums = dscores.sum(-1, keepdim=True, dtype=wide).to(dscores.dtype)
             dscores.addcmul_(weights, sums, value=-1)
         else:
             dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
