@@ -176,8 +176,8 @@ RULES = (
     ),
     Rule(
         lambda s: not _are_sizes(s),
-        "--matryoshka_sizes = {matryoshka_sizes}, is wrong; allowed: numbers such as 256,128,64, up to the dimension of "
-        "the embeddings",
+        "--matryoshka_sizes = {matryoshka_sizes}, is wrong; allowed: numbers such as 256,128,64, up to the dimension "
+        "of the embeddings",
     ),
     Rule(
         lambda s: (

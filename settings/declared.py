@@ -271,8 +271,8 @@ class DataConfig(Noting):
     )
     teacher_vectors: str | None = defining(
         None,
-        "teacher embeddings to distil, one for each row of train_file: .npy, or .parquet with a column vector, as embed "
-        "writes it",
+        "teacher embeddings to distil, one for each row of train_file: .npy, or .parquet with a column vector, as "
+        "embed writes it",
         needs="head=embedding",
     )
     prepare_text: str = defining(
@@ -488,8 +488,8 @@ class TrainConfig(Noting):
     metric_for_best: str = setting(
         "loss",
         f"metric that selects the best checkpoint: loss, a score of answers ({', '.join((*SCORES, *RANKED_SHOWN))}), "
-        f"of labels ({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}), of vectors ({', '.join(EMBEDDING_SCORES)}) or a metric "
-        f"of your own in Python; NAME/loss for one of several validation sets",
+        f"of labels ({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}), of vectors ({', '.join(EMBEDDING_SCORES)}) or a "
+        f"metric of your own in Python; NAME/loss for one of several validation sets",
     )
 
 

@@ -82,28 +82,29 @@ def _found(
 ) -> dict[str, float]:
     """The scores of what the first text of each of these rows finds; see `Texts` for the arrays."""
     relevant = defaultdict[int, set[int]](set)
-    queries = dict[int, int]()  # Number -> place of a text, equal ones once.
+    queries = dict[int, int]()  # Number of a text -> its index; equal texts count once.
     corpus = dict[int, int]()
     for row in rows.tolist():
         first = int(firsts[row])
         query = int(numbers[first])
         queries.setdefault(query, first)
         relevant[query].add(int(numbers[first + 1]))
-        for place in range(first + 1, first + int(row_texts[row])):
-            corpus.setdefault(int(numbers[place]), place)
+        for text in range(first + 1, first + int(row_texts[row])):
+            corpus.setdefault(int(numbers[text]), text)
     documents = directions[list(corpus.values())]
     names = np.array(list(corpus))
     depth = min(DEPTH, len(names))
     discounts = 1 / np.log2(np.arange(DEPTH) + 2)
     totals = np.zeros(4)
-    places = np.array(list(queries.values()))
-    for begin in range(0, len(places), AT_ONCE):
-        scores = directions[places[begin : begin + AT_ONCE]] @ documents.T
+    query_texts = np.array(list(queries.values()))
+    for begin in range(0, len(query_texts), AT_ONCE):
+        block = query_texts[begin : begin + AT_ONCE]
+        scores = directions[block] @ documents.T
         best = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
-        for place, found in zip(places[begin : begin + AT_ONCE], names[best], strict=True):
-            wanted = relevant[int(numbers[place])]
-            hits = np.array([name in wanted for name in found.tolist()])
-            ideal = discounts[: len(wanted)].sum()
+        for query_number, ranked in zip(numbers[block].tolist(), names[best], strict=True):
+            matches = relevant[query_number]
+            hits = np.array([name in matches for name in ranked.tolist()])
+            ideal = discounts[: len(matches)].sum()
             first_hit = 1 / (1 + int(hits.argmax())) if hits.any() else 0.0
-            totals += (hits[0] / len(wanted), hits.sum() / len(wanted), first_hit, hits @ discounts[:depth] / ideal)
-    return dict(zip(("recall@1", "recall@10", "mrr@10", "ndcg@10"), (totals / len(places)).tolist(), strict=True))
+            totals += (hits[0] / len(matches), hits.sum() / len(matches), first_hit, hits @ discounts[:depth] / ideal)
+    return dict(zip(("recall@1", "recall@10", "mrr@10", "ndcg@10"), (totals / len(query_texts)).tolist(), strict=True))

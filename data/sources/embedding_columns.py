@@ -54,24 +54,24 @@ class EmbeddingColumns(Columns):
     """Columns of texts, and of a number that says how alike they are.
 
     Args:
-        named: the columns of the texts where a setting names them; none: by the names that a file has.
+        text_columns: those of the texts where a setting names them; none: by the names that a file has.
         score: the column of the number where a setting names it.
         vectors: the file with a vector for each row; empty: there is none.
     """
 
-    named: tuple[str, ...] = ()
+    text_columns: tuple[str, ...] = ()
     score: str = ""
     vectors: str = ""
 
     @classmethod
     def of_settings(cls, data: DataConfig, names: Sequence[str]) -> EmbeddingColumns:
         """The columns that the settings name, of files of which the first has these columns."""
-        named: tuple[str, ...] = ()
+        text_columns: tuple[str, ...] = ()
         if data.text_column != DEFAULTS.text_column:
-            named = tuple(word.strip() for word in data.text_column.split(","))
+            text_columns = tuple(word.strip() for word in data.text_column.split(","))
         score = data.label_column if data.label_column != DEFAULTS.label_column else ""
-        columns = cls((), named=named, score=score, vectors=data.teacher_vectors or "")
-        return cls(columns.of_file(names).texts, named=named, score=score, vectors=columns.vectors)
+        columns = cls((), text_columns=text_columns, score=score, vectors=data.teacher_vectors or "")
+        return cls(columns.of_file(names).texts, text_columns=text_columns, score=score, vectors=columns.vectors)
 
     def of_file(self, names: Sequence[str]) -> FileColumns:
         """The columns of a file.
@@ -79,8 +79,8 @@ class EmbeddingColumns(Columns):
         Args:
             names: of all its columns.
         """
-        if self.named:
-            texts = self.named
+        if self.text_columns:
+            texts = self.text_columns
         else:
             first = [name for name in FIRST_TEXTS if name in names][:1]
             second = [name for name in SECOND_TEXTS if name in names][:1]

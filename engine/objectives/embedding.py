@@ -147,8 +147,8 @@ class EmbeddingObjective(Objective):
         return total * (first == 0), deque(leaf.grad.split(sizes))
 
     def token_losses(self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, settings: LossSettings) -> Tensor:
-        """See `Objective`; `hidden` is (R, D). The vectors are kept, and no loss is formed of so few (1,): it is that of
-        all rows of an evaluation (`loss_of`).
+        """See `Objective`; `hidden` is (R, D). It keeps the vectors and returns 0 (1,): the loss is that of all rows of an
+        evaluation together, see `loss_of`.
         """
         with one_thread():
             self.vectors = self.head(hidden)
@@ -234,9 +234,9 @@ class EmbeddingObjective(Objective):
             further = (is_further & torch.isin(row_of_text, rows)).nonzero().flatten()
             queries = directions[firsts]
             documents = directions[torch.cat([firsts + 1, further])]
-            known = KnownPairs(texts.numbers[firsts], texts.numbers[torch.cat([firsts + 1, further])])
-            forward = InBatch.apply(queries, documents, known, self.temperature)
-            backward = InBatch.apply(documents[: len(rows)], queries, known.reversed(), self.temperature)
+            pairs = KnownPairs(texts.numbers[firsts], texts.numbers[torch.cat([firsts + 1, further])])
+            forward = InBatch.apply(queries, documents, pairs, self.temperature)
+            backward = InBatch.apply(documents[: len(rows)], queries, pairs.reversed(), self.temperature)
             return (forward + backward) / 2  # type: ignore[no-any-return]
         cosines = (directions[firsts] * directions[firsts + 1]).sum(-1)
         numbers = texts.targets[rows, 0]
@@ -290,7 +290,7 @@ class InBatch(torch.autograd.Function):
         ctx: torch.autograd.function.FunctionCtx,
         queries: Tensor,
         documents: Tensor,
-        known: KnownPairs,
+        pairs: KnownPairs,
         temperature: float,
     ) -> Tensor:
         total = queries.new_zeros(())
@@ -300,7 +300,7 @@ class InBatch(torch.autograd.Function):
         for first in range(0, len(queries), at_once):
             rows = slice(first, min(first + at_once, len(queries)))
             scores = (queries[rows] @ documents.T).div_(temperature)
-            scores.masked_fill_(known.elsewhere(rows.start, rows.stop), -torch.inf)
+            scores.masked_fill_(pairs.elsewhere(rows.start, rows.stop), -torch.inf)
             own = scores.diagonal(first)
             normaliser = scores.logsumexp(1)
             total += (normaliser - own).sum()

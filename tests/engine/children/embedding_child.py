@@ -1,4 +1,4 @@
-"""One process of test_embedding.py: a step in which process 1 fails before its vectors are there, and the step again."""
+"""One process of test_embedding.py: a step in which process 1 fails before its vectors are there, and a second try."""
 
 from __future__ import annotations
 
