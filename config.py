@@ -345,8 +345,8 @@ class AnswerConfig:
     # interrupted files are continued; none: the screen
     output = None
     generate_batch_size = "auto"  # prompts answered at once; auto: what the budget allows
-    # file of all answers that are allowed: one per line, or a data file with a response_column; auto: answers.txt in
-    # the model's folder, if it exists (in training: none); none: any answer
+    # all answers that are allowed: a file with one per line or a response_column, or two or more separated by commas;
+    # auto: answers.txt in the model's folder, if it exists (in training: none); none: any answer
     answers = "auto"
     # best answers per prompt, written with log-probabilities or scored by rank; needs num_beams to be at least as large
     num_answers = 1

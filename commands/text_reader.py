@@ -21,6 +21,7 @@ from settings.declared import DataConfig
 from settings.fields import AUTO, Auto
 from settings.tasks import task_for
 from support.units import MIB
+from tasks.base import Outputs
 from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs
 from training.loaded_model import LoadedModel
 from training.report.progress import Progress
@@ -184,7 +185,13 @@ class Labeller(TextReader):
         return self.task.encode(text, self.encoder, longest, words)
 
     def answers(self, texts: Sequence[EncodedText]) -> list[LabelAnswer]:
-        """What the model says of encoded texts, in their order.
+        """What the model says of encoded texts, in their order; raises as `outputs`."""
+        names = self.trained.held_model.shape.label_names
+        answers = zip(texts, self.outputs(texts), strict=True)
+        return [self.task.answer(text, outputs, names) for text, outputs in answers]
+
+    def outputs(self, texts: Sequence[EncodedText]) -> list[Outputs]:
+        """The head's outputs for encoded texts, in their order: (1, L), or (tokens, L).
 
         Raises:
             DoesNotFit: the budget does not hold a text.
@@ -192,17 +199,17 @@ class Labeller(TextReader):
         blockwise = self.trained.blockwise
         shape = blockwise.model.config
 
-        def labels(numbers: list[int]) -> Iterator[LabelAnswer]:
+        def outputs(numbers: list[int]) -> Iterator[Outputs]:
             batch = self.task.unlabelled_batch([texts[number] for number in numbers], shape)
             (logits,) = blockwise.predict([to_micro_batch(batch, shape, self.trained.device.torch_device)])
-            outputs = logits.float().cpu().numpy()
+            of_batch = logits.float().cpu().numpy()
             begin = 0
             for number in numbers:
                 end = begin + self.task.labels_of(len(texts[number].ids))
-                yield self.task.answer(texts[number], outputs[begin:end], shape.label_names)
+                yield of_batch[begin:end]
                 begin = end
 
-        return self.in_batches([len(text.ids) for text in texts], labels)
+        return self.in_batches([len(text.ids) for text in texts], outputs)
 
     def target_tokens(self, longest: int) -> int:
         return longest * (self.trained.held_model.shape.num_decoder_layers > 0)

@@ -1,4 +1,4 @@
-"""What `generate` and `embed` share: texts of a file, of standard input or of a flag go through a model, part by part.
+"""What `generate`, `embed` and `rerank` share: texts of a file, of standard input or of a flag go through a model, part by part.
 
 A part is on the disk before the next begins, so that a command that was killed goes on behind its last part. When all
 are there, they become one file.
@@ -20,6 +20,7 @@ from data.sources.files import find, sources_fingerprint
 from data.sources.formats import KIND_BY_SUFFIX
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
+from data.sources.source import Source
 from memory.monitor import watched
 from settings.declared import DataConfig
 from settings.errors import UserError
@@ -59,11 +60,15 @@ class TextWork(Generic[Row]):
         """Load the model; returns what the least work with it takes: component -> bytes."""
         raise NotImplementedError
 
+    def read(self, sources: Sequence[Source], bad_rows: BadRows, max_bytes: int) -> Iterator[Any]:
+        """The rows of files, read in a child that may hold so many bytes; they are what `parts` takes."""
+        return prompts_in_child(sources, self.columns, bad_rows, max_bytes, self.keeps)
+
     def identity(self) -> list[Any]:
         """Everything but model and input that shapes the rows."""
         raise NotImplementedError
 
-    def parts(self, prompts: Iterator[Prompt], rows_done: int = 0) -> Iterator[list[Row]]:
+    def parts(self, prompts: Iterator[Any], rows_done: int = 0) -> Iterator[list[Row]]:
         """Rows of prompts, in their order, without the first ones.
 
         Memory: one part, and its prompts.
@@ -109,7 +114,7 @@ def run(work: TextWork[Any]) -> None:
     trained = work.trained
     if reads_files:
         max_bytes = trained.reserve_reading(least_parts)
-        prompts = prompts_in_child(find(source, "--input"), work.columns, bad_rows, max_bytes, work.keeps)
+        prompts = work.read(find(source, "--input"), bad_rows, max_bytes)
     elif source == STANDARD_INPUT:
         prompts = _typed_lines(sys.stdin, bad_rows)
     else:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from commands.chat import newest_turns
+from commands.document_scorer import DocumentScorer
 from commands.text_reader import Embedder, Labeller, Tokens
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
@@ -216,6 +217,7 @@ class Texts:
     Args:
         longest: most tokens of a prompt, the end token among them. system: instructions where a request has none.
         embedder: of vectors. labeller: of labels; None: the model has no head over labels.
+        scorer: of documents; None: the model does not say how relevant they are.
     """
 
     def __init__(
@@ -226,9 +228,11 @@ class Texts:
         system: str | None = None,
         embedder: Embedder | None = None,
         labeller: Labeller | None = None,
+        scorer: DocumentScorer | None = None,
     ) -> None:
         self.embedder = embedder
         self.labeller = labeller
+        self.scorer = scorer
         self._tokenizer = tokenizer
         self._template = template
         self.longest = longest
@@ -295,6 +299,27 @@ class Texts:
         with self._lock:
             encoded = self.labeller.encode(text, UNCUT)
         self._check_length(len(encoded.ids), param)
+        return encoded
+
+    def scored(self, query: str, documents: Sequence[str], longest_document: int = UNCUT) -> list[EncodedText]:
+        """A query with each of some documents; what is too long of a document is left out.
+
+        Args:
+            longest_document: tokens of a document.
+        Raises:
+            Refused: the query leaves no room for a document.
+        """
+        assert self.scorer is not None
+        self._check_letters(len(query), "query")
+        most_letters = LONGEST_TOKEN * self.longest
+        with self._lock:
+            query_tokens = len(self.scorer.encode_document(query, "", UNCUT).ids)
+        self._check_length(query_tokens, "query")
+        longest = min(self.longest, query_tokens + longest_document)
+        encoded = []
+        for document in documents:
+            with self._lock:
+                encoded.append(self.scorer.encode_document(query, document[:most_letters], longest))
         return encoded
 
     def given(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
@@ -400,9 +425,11 @@ class Fields:
             raise Refused(400, f"{name}, is missing; send {allowed}", name)
         return prompts
 
-    def end(self) -> tuple[str, ...]:
+    def end(self, supported: Sequence[str] = SUPPORTED) -> tuple[str, ...]:
         """Refuse what would change the answer; names of what is not known.
 
+        Args:
+            supported: fields that a misspelt one may mean.
         Raises:
             Refused: of a field that is known, or nearly so.
         """
@@ -412,10 +439,10 @@ class Fields:
                 fields.pop(tools, None)
         unknown = [name for name in fields if name not in IGNORED and fields[name] not in NEUTRAL.get(name, ())]
         for name in unknown:
-            if name in NEUTRAL or name in SUPPORTED:
+            if name in NEUTRAL or name in supported:
                 text = f"{name} = {str(fields[name])[:100]!r}, is not supported here; omit it"
                 raise Refused(400, text, name, "unsupported_parameter")
-            near = get_close_matches(name, SUPPORTED, 1, 0.8)
+            near = get_close_matches(name, supported, 1, 0.8)
             if near:
                 text = f"{name[:100]}, is not a field of this request; is {near[0]} meant?"
                 raise Refused(400, text, name[:100], "unsupported_parameter")

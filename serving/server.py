@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from commands.answering import find_answering
+from commands.document_scorer import Answers, DocumentScorer, answers_of, can_score, scorer_of
 from commands.generate import LEAST_TEXT
 from commands.text_reader import LENGTH_MULTIPLE, Embedder, Labeller
 from devices.sizes import ANSWERED_TOGETHER, few_places
@@ -16,6 +17,7 @@ from memory.monitor import watched
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
 from serving.engine import MOST_WAITING, AnswerEngine, Capacity
+from serving.reranking import PATH as RERANK_PATH
 from settings.declared import Config, DataConfig, GenerateConfig
 from settings.fields import AUTO, Auto, listed
 from settings.tasks import MODEL_HEADS
@@ -53,6 +55,7 @@ def serve(config: Config) -> None:
             system_prompt=config.chat.system_prompt,
             seed=config.run.seed if config.is_set("seed") else None,
             name_given=str(config.checkpoint.model),
+            answers=answers_of(config, answering.model, default=None) if writes_text else None,
         )
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
@@ -89,6 +92,7 @@ def api_of(
     system_prompt: str | None = None,
     seed: int | None = None,
     name_given: str = "",
+    answers: Answers | None = None,
 ) -> Api:
     """Everything behind the addresses, made of a loaded model; its engine does not run yet.
 
@@ -97,6 +101,7 @@ def api_of(
             nothing.
         rows: most answers at once. name_given: by which requests may name the model, beside the name of its folder.
         system_prompt: instructions where a request has none. seed: of requests that name none.
+        answers: of a T5 that says by one of two how relevant a document is; None: it does not.
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
@@ -123,8 +128,12 @@ def api_of(
     if shape.num_labels:
         labeller = Labeller(trained, data, rows)
         labeller.beside_bytes = embedder.beside_bytes
+    scorer: DocumentScorer | None = None
+    if answers is not None or (labeller is not None and can_score(shape)):
+        scorer = scorer_of(trained, data, answers)
+        scorer.beside_bytes = embedder.beside_bytes
     engine = AnswerEngine(decoder, capacity, trained.monitor, trained.device, trained.tree)
-    texts = Texts(trained.tokenizer, trained.template, data.max_seq_len, system_prompt, embedder, labeller)
+    texts = Texts(trained.tokenizer, trained.template, data.max_seq_len, system_prompt, embedder, labeller, scorer)
     folder = trained.folder.resolve()
     return Api(
         engine,
@@ -185,7 +194,11 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
     lines: list[str] = [
         say("serving {name} at {address}/v1  (stop with Ctrl-C or SIGTERM)", name=api.name, address=address)
     ]
-    key: list[str] = [say("key: {key}", key=token)] if token else []
+    last_lines: list[str] = []
+    if api.texts.scorer is not None:
+        last_lines.append(say("documents by relevance at POST {path}", path=RERANK_PATH))
+    if token:
+        last_lines.append(say("key: {key}", key=token))
     if api.engine.decoder is None:
         text = "vectors of {width} numbers, from texts of at most {longest} tokens"
         width = f"{trained.blockwise.model.config.d_model:,}"
@@ -193,7 +206,7 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
         if api.texts.labeller is not None:
             names = trained.held_model.shape.label_names
             lines.append(say("labels of texts ({labels}) at POST /v1/classify", labels=listed(names) or say("number")))
-        return [*lines, *key]
+        return [*lines, *last_lines]
     capacity = api.engine.capacity
     longest = api.texts.longest
     new = api.defaults.max_new_tokens
@@ -216,4 +229,4 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
             parts=parts,
         ),
     ]
-    return [*lines, *key]
+    return [*lines, *last_lines]

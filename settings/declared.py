@@ -787,8 +787,8 @@ class AnswerConfig(Noting):
     )
     answers: str | Auto | None = defining(
         AUTO,
-        "file of all answers that are allowed: one per line, or a data file with a response_column; auto: "
-        "answers.txt in the model's folder, if it exists (in training: none); none: any answer",
+        "all answers that are allowed: a file with one per line or a response_column, or two or more separated by "
+        "commas; auto: answers.txt in the model's folder, if it exists (in training: none); none: any answer",
         needs="head=text",
     )
     num_answers: int = defining(
@@ -1030,6 +1030,7 @@ COMMANDS = {
         "checkpoint input output embed text_column prepare_text skip_bad_rows max_seq_len "
         "eval_batch_size_per_gpu overwrite use"
     ),
+    "rerank": "checkpoint input output prompts skip_bad_rows eval_batch_size_per_gpu overwrite use",
     "board": "board folders",
     "demo": "cache_dir memory_budget seed device num_threads compiled_kernels folders",
     "serve": (

@@ -30,6 +30,7 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "chat": "talk with a trained model in the terminal",
         "evaluate": "loss, perplexity and scored answers on --validation_file",
         "embed": "vectors of texts or proteins from a model's encoder",
+        "rerank": "documents of each query of a file, best first",
         "serve": "HTTP API compatible with OpenAI clients: serve MODEL",
     },
     "publish": {
@@ -96,6 +97,10 @@ SHORT: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "embed": {
         "texts": ("model", "input", "output", "vectors", "text_column", "prepare_text"),
+        "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
+    },
+    "rerank": {
+        "documents": ("model", "input", "output", "answers", "max_seq_len"),
         "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
     },
     "tokenizer": {"tokenizer": ("train_file", "vocab_size", "tokenizer_type", "tokenizer_dir", "text_column")},

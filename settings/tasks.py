@@ -107,7 +107,7 @@ PREFERENCE_LOSSES = {
 MODEL_HEADS = {
     "text": HeadFacts(
         "pairs",
-        ("generate", "evaluate", "chat", "serve", "embed", "export"),
+        ("generate", "evaluate", "chat", "serve", "embed", "export", "rerank"),
         "text2text-generation",
         writes_text=True,
         needs_decoder=True,
@@ -116,7 +116,7 @@ MODEL_HEADS = {
     "none": HeadFacts(None, ("embed", "serve", "export"), "feature-extraction"),
     "sequence": HeadFacts(
         "sequence",
-        ("generate", "evaluate", "serve", "embed", "export"),
+        ("generate", "evaluate", "serve", "embed", "export", "rerank"),
         "text-classification",
         has_labels=True,
         takes_decoder=True,

@@ -155,7 +155,8 @@ class BaseTask:
             UserError: the template is wrong.
         """
         template = template_of(data, tokenizer_dir) if self.uses_template and tokenizer_dir else None
-        return self.examples_class(clean, template, columns.form, data.expand_turns, data.prepare_text)
+        examples_class = columns.examples_class or self.examples_class
+        return examples_class(clean, template, columns.form, data.expand_turns, data.prepare_text)
 
     def encoder(self, tokenizer: Tokenizer, examples: Examples, limits: RowLimits) -> Encoder:
         """How rows become ids."""

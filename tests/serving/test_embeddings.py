@@ -90,7 +90,7 @@ def test_a_head_over_labels_classifies(tmp_path: Path, head: str, labels: str) -
             assert one[label] == (pytest.approx(columns[label]) if label == "number" else columns[label])
         assert client.post("/v1/classify", json={"input": ["x", ""]}).status_code == 400
         assert client.post("/v1/classify", json={"input": [1]}).status_code == 400
-        assert client.get("/v1/models").json()["data"][0]["endpoints"] == ["/v1/classify", "/v1/embeddings"]
+        assert client.get("/v1/models").json()["data"][0]["endpoints"][:2] == ["/v1/classify", "/v1/embeddings"]
         for path in ("/v1/chat/completions", "/v1/completions", "/api/chat"):
             refused = client.post(path, json={})
             assert refused.status_code == 404 and "/v1/classify or /v1/embeddings" in refused.text
