@@ -17,7 +17,7 @@ from settings.tasks import MODEL_HEADS
 from support.language import join, say
 from training.loaded_model import LoadedModel, load_model, note
 from training.processes.launch import num_processes
-from training.saved_model import VECTOR_SETTINGS, SavedModel, find_model, saved_note
+from training.saved_model import SavedModel, find_model, saved_note
 from training.setup.answer_list import answer_sources, describe, read_list
 
 PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_column")
@@ -69,10 +69,7 @@ def find_answering(config: Config, command: str) -> Answering:
         if command != "embed":
             _refuse_text_settings(config, model.shape.head)
         # Texts are read as the model was trained, and not cut, where the user names nothing.
-        names = ("prepare_text", "text_column")
-        if model.shape.gives_vectors:
-            names += VECTOR_SETTINGS
-        saved = {"max_seq_len": MOST_TOKENS, **model.settings_of(*names)}
+        saved = {"max_seq_len": MOST_TOKENS, **model.settings_of("prepare_text", "text_column")}
         return Answering(config.with_saved(saved), model)
     config = _with_answer_settings(config, model, command)
     sources = answer_sources(config.answer.answers, model)

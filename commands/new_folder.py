@@ -27,7 +27,7 @@ from training.checkpoints.runs import check_writable
 from training.processes.launch import num_processes
 from training.report.progress import Progress
 from training.report.run_files import RUN_FILE
-from training.saved_model import VECTOR_SETTINGS, SavedModel
+from training.saved_model import READING_SETTINGS, SavedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -220,7 +220,7 @@ def copy_companions(model: SavedModel, folder: Path) -> int | None:
         _keep_label_names(model.base, folder)
     if (folder / GENERATION_FILE).is_file():  # The model writes text.
         keep_answer_list(folder, model.top, model.base)
-    write_text_settings(folder, TextSettings(**model.settings_of(*VECTOR_SETTINGS)))
+    write_text_settings(folder, TextSettings(**model.settings_of(*READING_SETTINGS)))
     if not has_tokenizer(model.tokenizer):
         return None
     tokenizer = Tokenizer.load(model.tokenizer)

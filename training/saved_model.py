@@ -43,8 +43,8 @@ SHAPE_SETTINGS = tuple(member.name for member in fields(T5ModelConfig) if member
 # These follow from the tokenizer, so a preset may differ in them and still have the same shape.
 TOKENIZER_SETTINGS = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 HEAD_SETTINGS = ("labels", "pooling", "head_kind", "embedding_size", "normalize", "num_decoder_layers")
-# Settings of texts that a model which gives vectors hands on to models that are trained from it, and to all commands.
-VECTOR_SETTINGS = tuple(member.name for member in fields(TextSettings))
+# How a model that gives vectors reads texts, which models that are trained from it do as well.
+READING_SETTINGS = tuple(member.name for member in fields(TextSettings))
 # Answer settings that a model inherits from the model it is trained from.
 INHERITED_ANSWERS = (*DECODING_SETTINGS, "max_new_tokens")
 # Groups that only training steps depend on: a saved value that this version does not accept is ignored there.
