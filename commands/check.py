@@ -62,5 +62,6 @@ def description(folder: Path) -> str:
         read_info(folder)
         return say("no checksums to compare; the adapter can be opened")
     return say(
-        "no checksums to compare; {tensors} can be opened", tensors=counted(len(TensorFolder(encoder_folder(folder)).names), "tensor")
+        "no checksums to compare; {tensors} can be opened",
+        tensors=counted(len(TensorFolder(encoder_folder(folder)).names), "tensor"),
     )

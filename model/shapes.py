@@ -270,7 +270,9 @@ def is_matrix(name: str, shape: Sequence[int]) -> bool:
 
     Neither norms, bias tables nor heads over labels and of vectors: they are small, and fp32 wherever they are.
     """
-    return len(shape) == 2 and not name.endswith(_TABLE) and not name.startswith((f"{LABEL_HEAD}.", f"{EMBEDDING_HEAD}."))
+    return (
+        len(shape) == 2 and not name.endswith(_TABLE) and not name.startswith((f"{LABEL_HEAD}.", f"{EMBEDDING_HEAD}."))
+    )
 
 
 def is_block_matrix(name: str, shape: Sequence[int]) -> bool:

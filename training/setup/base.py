@@ -27,7 +27,7 @@ from settings.loading import label
 from support.language import say
 from training.checkpoints.folder import Checkpoints
 from training.evaluation.scores import check_decisive, metric_names
-from training.saved_model import INHERITED_ANSWERS, SHAPE_SETTINGS, READING_SETTINGS, SavedModel, saved_note
+from training.saved_model import INHERITED_ANSWERS, READING_SETTINGS, SHAPE_SETTINGS, SavedModel, saved_note
 from training.setup.adapter_settings import check_trained
 from training.setup.start import choose_start
 
