@@ -269,9 +269,9 @@ VECTOR_MODEL_KEYS = _keys(
             "prompt is both",
         ),
     ),
-    ("model_type", Key(REFUSED, "a model without one dense vector per text", ("SentenceTransformer",))),
-    ("truncate_dim", Key(REFUSED, "vectors cut to a width; cut them where they are used")),
-    ("similarity_fn_name", Key(IDLE, "scores compare vectors by their cosine")),
+    ("model_type", Key(REFUSED, "a model without one dense embedding per text", ("SentenceTransformer",))),
+    ("truncate_dim", Key(REFUSED, "truncated embeddings; truncate them where they are used")),
+    ("similarity_fn_name", Key(IDLE, "scores use cosine similarity")),
     ("requirements __version__", Key(IDLE, "where the file comes from, and how it is loaded")),
 )
 VECTOR_TEXTS_KEYS = _keys(
@@ -293,11 +293,11 @@ POOLING_KEYS = _keys(
         "pooling_mode_mean_sqrt_len_tokens pooling_mode_weightedmean_tokens pooling_mode_lasttoken",
         Key(USED, "pooling: mean, cls (first) or lasttoken (last); others and several are refused"),
     ),
-    ("include_prompt", Key(USED, "false is refused if the folder has prompts: here all tokens are pooled")),
+    ("include_prompt", Key(USED, "false is refused if the folder has prompts: here their tokens are pooled too")),
     ("embedding_dimension word_embedding_dimension", Key(IDLE, "d_model")),
 )
 DENSE_KEYS = _keys(
-    ("in_features out_features", Key(USED, "shape of the matrix; embedding_size")),
+    ("in_features out_features", Key(USED, "dimensions of the dense layer; embedding_size")),
     ("bias use_residual", Key(USED, "false; true is refused")),
     ("activation_function", Key(USED, "torch.nn.modules.linear.Identity; others are refused")),
     ("module_input_name module_output_name", Key(USED, "sentence_embedding; others are refused")),

@@ -236,16 +236,16 @@ def _wrong_modules(root: Path, modules: list[Module]) -> Iterator[str]:
     allowed = join(", ", MODULES)
     if unknown:
         yield say(
-            "{path}: has the module {unknown}, which is not read here; allowed: {allowed}; make the vectors with "
-            "sentence-transformers, or train with --head=embedding from a T5",
+            "{path}: has the module {unknown}, which is not supported here; supported: {allowed}; compute the embeddings "
+            "with sentence-transformers, or train with --head=embedding from a T5",
             path=path,
             unknown=join(", ", unknown),
             allowed=allowed,
         )
     elif kinds != in_order or "Pooling" not in kinds:
         yield say(
-            "{path}: has the modules {kinds}; allowed: {allowed}, in this order, of which Dense and Normalize may be "
-            "absent; make the vectors with sentence-transformers, or train with --head=embedding from a T5",
+            "{path}: has the modules {kinds}; supported: {allowed}, in this order, Dense and Normalize only if needed; "
+            "compute the embeddings with sentence-transformers, or train with --head=embedding from a T5",
             path=path,
             kinds=join(", ", kinds),
             allowed=allowed,
@@ -263,8 +263,8 @@ def _pooling_modes(config: Mapping[str, Any]) -> list[str]:
 def _wrong_pooling(path: Path, modes: list[str]) -> Iterator[str]:
     if modes not in [[word] for word in POOLINGS.values()]:
         yield say(
-            "{path}: pooling_mode = {modes}, is not done here; allowed: one of {allowed}; train with another one by "
-            "--head=embedding --pooling=mean",
+            "{path}: pooling_mode = {modes}, is not supported here; supported: one of {allowed}; compute the embeddings "
+            "with sentence-transformers, or train with --head=embedding from a T5",
             path=path,
             modes=join(" + ", modes),
             allowed=join(", ", POOLINGS.values()),
@@ -283,7 +283,7 @@ def _wrong_dense(path: Path, config: Mapping[str, Any]) -> Iterator[str]:
     for name, (value, only) in allowed.items():
         if value != only:
             yield say(
-                "{path}: {name} = {value}, is not done here; allowed: {only}; make the vectors with "
+                "{path}: {name} = {value}, is not supported here; supported: {only}; compute the embeddings with "
                 "sentence-transformers, or train with --head=embedding from a T5",
                 path=path,
                 name=name,
@@ -299,8 +299,8 @@ def _unpooled_prompts(root: Path) -> Iterator[str]:
             path = module.folder / CONFIG
             if _content(path, dict).get("include_prompt", True) is False:
                 yield say(
-                    "{path}: include_prompt = false, leaves the tokens of a prompt out of the pooling, which is not "
-                    "done here; remove the prompts from {model_file} to read texts without them",
+                    "{path}: include_prompt = false, excludes the prompt from pooling, which is not supported here; "
+                    "remove the prompts from {model_file} to embed texts without them",
                     path=path,
                     model_file=root / VECTOR_MODEL,
                 )
