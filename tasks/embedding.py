@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EmbeddingExamples(Examples):
-    """A row is its texts, and `packed` numbers; prompts are put before the texts.
+    """A row is a text, or a text, a list of those that belong to it, as JSON, and negatives; and `packed` numbers. Each
+    text of the list makes an example of its own, so that none is a negative of another. Prompts are put before texts.
 
     Args:
         query_prompt: before the first text of a row. document_prompt: before the others.
@@ -58,10 +60,16 @@ class EmbeddingExamples(Examples):
         return usable
 
     def parts(self, row: TextRow) -> Iterator[tuple[list[Turn], TextRow]]:
-        yield [], row
+        first, *others = row
+        if not others:
+            yield [], row
+            return
+        for positive in json.loads(others[0]):
+            yield [], (first, positive, *others[1:])
 
     def texts(self, row: TextRow) -> list[str]:
-        return list(row[:-1])
+        first, *others = row[:-1]
+        return [first, *json.loads(others[0]), *others[1:]] if others else [first]
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ A file says by the names of its columns what its rows are, as the data sets of s
     alike by a number:            sentence1, sentence2, score
     with a vector to become:      text, beside a file of vectors
 
-Cells of positives and negatives may be lists of texts (`query, pos, neg`). Each file has columns of its own.
+Cells of positives and negatives may be lists of texts (`query, pos, neg`); each positive then makes an example with all
+negatives. Each file has columns of its own.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -123,17 +125,20 @@ class EmbeddingColumns(Columns):
         return lambda record: (_text(columns.texts[0], record), packed(self._next(vectors)))
 
     def _row(self, columns: FileColumns, record: Record) -> TextRow:
-        """The texts of a record, and its number."""
-        texts = [_text(columns.texts[0], record)]
-        for name in columns.texts[1:]:
-            texts += Cell(name, shapes=TEXT | ANSWERS).texts(record)
+        """The first text of a record, those that belong to it as JSON, its negatives, and its number."""
+        first, *others = columns.texts
+        query = _text(first, record)
+        lists = [Cell(name, shapes=TEXT | ANSWERS).texts(record) for name in others]
+        texts = [query, *(text for each in lists for text in each)]
         if not all(map(str.strip, texts)):
             raise ValueError(say("{names} has an empty text", names=listed(columns.texts)))
         if len(texts) > MOST_TEXTS:
             raise ValueError(say("has {count} texts, and at most {most} are read", count=len(texts), most=MOST_TEXTS))
         if len(texts) == 1:
             raise ValueError(say("has only one text; a pair needs two"))
-        return (*texts, packed(_number(columns.score, record) if columns.score else NO_NUMBER))
+        positives = json.dumps(lists[0])
+        negatives = texts[1 + len(lists[0]) :]
+        return (query, positives, *negatives, packed(_number(columns.score, record) if columns.score else NO_NUMBER))
 
     def _next(self, vectors: Iterator[NDArray[np.float32]]) -> NDArray[np.float32]:
         vector = next(vectors, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +55,7 @@ def batch_of(config: Config) -> tuple[list[list[str]], EmbeddingBatch]:
     [
         ({"positive": "b", "anchor": "a"}, "a b"),
         ({"anchor": "a", "positive": "b", "negative_1": "c", "negative_2": "d", "label": 7}, "a b c d"),
-        ({"query": "a", "pos": ["b", "c"], "neg": ["d"]}, "a b c d"),
+        ({"query": "a", "pos": "b", "neg": ["c", "d"]}, "a b c d"),
         ({"question": "a", "answer": "b"}, "a b"),
     ],
 )
@@ -65,6 +66,23 @@ def test_texts_are_found_by_the_names_of_columns(
     texts, batch = batch_of(configure(train_file=file, head="embedding", tokenizer_type="byte"))
     assert texts == [expected.split()] * 3
     assert all(np.isnan(targets).all() and len(targets) == 1 for targets in batch.targets)
+
+
+def test_each_positive_of_a_list_makes_an_example_with_all_negatives(configure: Configure, tmp_path: Path) -> None:
+    row = {"query": "a", "pos": ["b", "c"], "neg": ["d", "e"]}
+    config = configure(
+        train_file=written(tmp_path / "rows.jsonl", [row] * ROWS), head="embedding", tokenizer_type="byte"
+    )
+    prepared = prepare(config)
+    loader = StepLoader(prepared.train_dir, prepared.objective, config.data, config.model, 1)
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    examples = Counter[str]()
+    for number in range(loader.num_rows):
+        batch = loader.batch_of(np.array([number]))
+        texts = zip(batch.input_ids, batch.input_lengths.tolist(), strict=True)
+        examples[" ".join(tokenizer.decode_answer(ids[:length]) for ids, length in texts)] += 1
+    assert examples.keys() == {"a b d e", "a c d e"}
+    assert examples["a b d e"] == pytest.approx(ROWS, abs=4)  # Some are held out.
 
 
 def test_two_texts_may_have_a_number_and_columns_may_be_named(configure: Configure, tmp_path: Path) -> None:

@@ -194,6 +194,8 @@ def card(
     encoder = ""
     if shape is not None and not head.writes_text:
         encoder = ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape).ending
+    if form == "transformers" and head.has_vectors:
+        form = "sentence-transformers"
     run_facts: dict[str, Any] = {"origin": "", "data": {}, "training": [], "first_loss": None, "best": {}}
     if settings:
         run_facts = _of_run(model, settings, "text" if shape is None else shape.head)

@@ -100,6 +100,15 @@ const name = process.cwd().split("/").pop();
 const answers = await pipeline("text2text-generation", name, { dtype: "{{ precision }}" });
 console.log((await answers("Your text", { max_new_tokens: 63 }))[0].generated_text);
 ```
+{% elif form == "sentence-transformers" %}
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(".")
+queries = model.encode_query(["Your question"])
+documents = model.encode_document(["A text", "Another text"])
+print(model.similarity(queries, documents))
+```
 {% elif encoder %}
 ```python
 from transformers import AutoTokenizer, {{ encoder }}

@@ -34,6 +34,9 @@ OWNERS = {
     "ChatLM": "charent",
     "mengzi-t5": "Langboat",
     "codet5": "Salesforce",
+    "gtr-t5": "sentence-transformers",
+    "sentence-t5": "sentence-transformers",
+    "instructor": "hkunlp",
 }
 FETCHED = (
     "config.json",
@@ -47,8 +50,13 @@ FETCHED = (
     "vocab.json",
     "merges.txt",
     "generation_config.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "[0-9]_*/*.json",
+    "[0-9]_*/spiece.model",
 )
-PICKLES = ("pytorch_model*.bin*",)  # Older checkpoints have no other weights.
+PICKLES = ("pytorch_model*.bin*", "[0-9]_*/pytorch_model*.bin*")  # Older checkpoints have no other weights.
 
 
 def fetch_model(name: str, allow_download: bool, holds_model: Callable[[Path], bool]) -> Path | None:
