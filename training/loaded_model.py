@@ -208,7 +208,7 @@ def load_model(
     if t5.label_head is not None:
         objective = LabelObjective(t5.label_head)
     if t5.embedding_head is not None:
-        objective = EmbeddingObjective(t5.embedding_head)
+        objective = EmbeddingObjective.of(t5, config.train)
     heap = HeapTrimmer("small" if device.is_separate_memory else "fast")
     blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
     template = template_of(config.data, saved.tokenizer)
