@@ -25,7 +25,7 @@ PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_co
 TEXT_SETTINGS = ("num_answers", "answers", "system_prompt")
 PROMPT_SETTINGS = ("prompt_template", "source_prefix")
 # Settings that only a model with an embedding head heeds; what it was trained with is the default of the last ones.
-VECTOR_SETTINGS = ("prompt_name", "truncate_dim", "query_prompt", "document_prompt")
+ONLY_OF_VECTORS = ("prompt_name", "truncate_dim", "query_prompt", "document_prompt")
 TRAINED_WITH = ("max_seq_len", "query_prompt", "document_prompt")
 READING_COMMANDS = ("embed", "search")  # These read texts with any model, whatever it answers.
 
@@ -132,7 +132,7 @@ def _refuse_vector_settings(config: Config) -> None:
     """Refuse what the user has named in vain, since only a model with an embedding head heeds it."""
     values = config.as_dict()
     problems = list[str]()
-    for name in VECTOR_SETTINGS:
+    for name in ONLY_OF_VECTORS:
         if config.is_on_command_line(name) and config.is_changed(name):
             text = "--{name} = {value}, is for models that were trained with --head=embedding; omit it"
             problems.append(say(text, name=name, value=values[name]))

@@ -206,7 +206,8 @@ def show_samples(live: LiveRun) -> str | None:
         for prompt, (on_screen, answer, reference) in zip(prompts, samples, strict=True):
             live.log.progress.sample(prompt, on_screen, reference, is_label=not live.task.writes_text)
             live.log.event("sample", prompt=prompt, answer=answer, reference=reference)
-    return prompts[0] if prompts else None
+    # `embed` puts the prompt before a text by itself.
+    return prompts[0].removeprefix(run.config.data.query_prompt or "") if prompts else None
 
 
 def _written_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[str, str, str]]:

@@ -100,6 +100,28 @@ const name = process.cwd().split("/").pop();
 const answers = await pipeline("text2text-generation", name, { dtype: "{{ precision }}" });
 console.log((await answers("Your text", { max_new_tokens: 63 }))[0].generated_text);
 ```
+{% elif head == "embedding" and form in ("transformers", "sentence-transformers") %}
+FrugalT5:
+
+```python
+from frugalt5 import Model
+
+model = Model(".")
+(query,) = model.embed(["Your question"], prompt_name="query")
+documents = model.embed(["A text", "Another text"])
+print([float(query @ document) for document in documents])
+```
+
+sentence-transformers:
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(".")
+queries = model.encode_query(["Your question"])
+documents = model.encode_document(["A text", "Another text"])
+print(model.similarity(queries, documents))
+```
 {% elif encoder %}
 ```python
 from transformers import AutoTokenizer, {{ encoder }}
