@@ -371,7 +371,7 @@ class EmbedConfig:
 class SearchConfig:
     """What is searched, and what is written of what is found."""
 
-    corpus = None  # file of the texts that are searched, or several; their vectors are kept in cache_dir
+    corpus = None  # file or folder of the texts that are searched; their vectors are kept in cache_dir
     num_documents = 10  # texts of the corpus per query, the most alike first
     # hard negatives per query: instead of what is found, rows to train on are written (query, pos, neg); the input
     # needs positives beside the queries; 0: none

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from commands import text_rows
 from commands.answering import Answering, find_answering
@@ -84,8 +84,20 @@ def cut_notes(answering: Answering) -> Iterator[str]:
         yield say(text, size=size, sizes=sizes or say("none"))
 
 
-class VectorWork(TextWork[tuple[str, Vectors]]):
-    """Vectors of texts, each with the id of its row, or else the row's number."""
+class EmbeddedText(NamedTuple):
+    """A text with its vectors.
+
+    Args:
+        id: of its row, or else the row's number.
+    """
+
+    id: str
+    vectors: Vectors
+    text: str
+
+
+class VectorWork(TextWork[EmbeddedText]):
+    """Vectors of texts."""
 
     batch_flag = "eval_batch_size_per_gpu"
     keeps = (ID,)
@@ -136,7 +148,7 @@ class VectorWork(TextWork[tuple[str, Vectors]]):
         self.first_short_id = self.first_short_id or short_id
         return short_id
 
-    def parts(self, prompts: Iterator[Prompt], rows_done: int = 0) -> Iterator[list[tuple[str, Vectors]]]:
+    def parts(self, prompts: Iterator[Prompt], rows_done: int = 0) -> Iterator[list[EmbeddedText]]:
         embedder = self.embedder
 
         def num_bytes(row: tuple[str, str]) -> int:
@@ -151,15 +163,15 @@ class VectorWork(TextWork[tuple[str, Vectors]]):
             texts = [text for _, text in part]
             if number == 0:
                 embedder.warn_of_unknown_tokens(texts[:SAMPLED_TEXTS])
-            yield list(zip(ids, embedder.embed(texts), strict=True))
+            yield list(map(EmbeddedText, ids, embedder.embed(texts), texts))
 
-    def show(self, part: list[tuple[str, Vectors]]) -> None:
+    def show(self, part: list[EmbeddedText]) -> None:
         column = VECTORS if self.embedder.per_token else VECTOR
-        for row_id, vectors in part:
-            print(json.dumps({ID: row_id, column: vectors.tolist()}, ensure_ascii=False), flush=True)
+        for row in part:
+            print(json.dumps({ID: row.id, column: row.vectors.tolist()}, ensure_ascii=False), flush=True)
 
-    def write(self, part: list[tuple[str, Vectors]], path: Path) -> None:
-        write_part(path, part)
+    def write(self, part: list[EmbeddedText], path: Path) -> None:
+        write_part(path, [(row.id, row.vectors) for row in part])
 
     def join(self, parts: Sequence[Path], rows: int, path: Path) -> None:
         assert self.config.answer.output is not None

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 QUERIES = 256  # So many look at a block at a time,
 BLOCK_ROWS = 8192  # which has so many vectors: their cosines take 8 MiB.
+Hide = Callable[[Tensor, Tensor], None]
 NONE = -1  # The number in place of a vector where there are fewer than were asked for.
 
 
-def nearest(queries: Tensor, blocks: Iterable[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:
+def nearest(
+    queries: Tensor, blocks: Iterable[tuple[Tensor, Tensor]], count: int, hide: Hide | None = None
+) -> tuple[Tensor, Tensor]:
     """The vectors with the highest cosines.
 
     Args:
         queries: (Q, V) fp32 of length 1.
         blocks: numbers (n,) int64 of vectors, and these (n, V) fp32, of length 1.
         count: K, how many are wanted for each query.
+        hide: sets cosines (Q, n) with a block, which it gets with the numbers of the vectors (n,), to -inf where a
+            vector shall not be found.
     Returns:
         cosines (Q, K), best first, -inf where there are fewer vectors, and the numbers of the vectors (Q, K), there
         `NONE`.
@@ -27,11 +32,14 @@ def nearest(queries: Tensor, blocks: Iterable[tuple[Tensor, Tensor]], count: int
     cosines = queries.new_full((len(queries), count), -torch.inf)
     numbers = torch.full_like(cosines, NONE, dtype=torch.int64)
     for block_numbers, vectors in blocks:
-        of_block, places = (queries @ vectors.T).topk(min(count, len(vectors)))
+        of_block = queries @ vectors.T
+        if hide is not None:
+            hide(of_block, block_numbers)
+        best, places = of_block.topk(min(count, len(vectors)))
         candidates = torch.cat([numbers, block_numbers[places]], dim=1)
-        cosines, places = torch.cat([cosines, of_block], dim=1).topk(count)
+        cosines, places = torch.cat([cosines, best], dim=1).topk(count)
         numbers = candidates.gather(1, places)
-    return cosines, numbers
+    return cosines, numbers.masked_fill(cosines == -torch.inf, NONE)
 
 
 def blocks_of(vectors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -832,7 +832,7 @@ class SearchConfig(Noting):
     """What is searched, and what is written of what is found."""
 
     corpus: str | None = setting(
-        None, "file of the texts that are searched, or several; their vectors are kept in cache_dir"
+        None, "file or folder of the texts that are searched; their vectors are kept in cache_dir"
     )
     num_documents: int = setting(10, "texts of the corpus per query, the most alike first", low=1, high=10_000)
     num_negatives: int = setting(

@@ -303,7 +303,7 @@ class Embedding(BaseTask):
 
 
 def _cosine(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    return float(one @ other / max(np.sqrt((one @ one) * (other @ other)), SMALLEST))
+    return float(one @ other) / max(float(np.sqrt((one @ one) * (other @ other))), SMALLEST)
 
 
 def _halves(tokens: int) -> list[int]:

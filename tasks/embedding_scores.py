@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from data.batches.collate import Batch, EmbeddingBatch
 from engine.blockwise import Objective
-from engine.objectives.embedding import CHUNK_BYTES, EmbeddingObjective, Texts, pad_targets
 from engine.nearest import QUERIES, blocks_of, nearest
+from engine.objectives.embedding import CHUNK_BYTES, EmbeddingObjective, Texts, pad_targets
 from tasks.base import Processes, Scores, Watch
 from tasks.label_scores import correlation, ranks
 
