@@ -18,7 +18,7 @@ import torch
 from commands.answering import refuse_other_head
 from commands.convert import DTYPES, TOLERANCES
 from commands.exporting.exported import Comparison, Exported
-from commands.exporting.limits import runtime_notes
+from commands.exporting.limits import prompt_notes, runtime_notes
 from commands.exporting.tokenizer_json import save_tokenizer
 from commands.exporting.vocabulary import read_vocabulary
 from commands.merge import converting, open_merged, stays_in_file
@@ -100,7 +100,7 @@ def export(config: Config) -> float | None:
                 folders.top.name,
                 quantize,
                 config.export.js,
-                **folders.settings_of("prepare_text"),
+                **folders.settings_of("prepare_text", "query_prompt", "document_prompt"),
             )
             file = target.write(exported, folder)
             if (folder / CONFIG_FILE).is_file():  # ONNX holds no token ids itself.
@@ -121,14 +121,18 @@ def export(config: Config) -> float | None:
     settings: dict[str, Any] = {}
     for layer in folders.layers:
         settings |= read_answer_settings(layer)[0]
-    for note in runtime_notes(form, settings, folders.answer_list is not None):
+    prompts = folders.settings_of("query_prompt", "document_prompt").values()
+    is_encoder = not MODEL_HEADS[folders.shape.head].writes_text
+    notes = prompt_notes(form, prompts)
+    if not is_encoder:
+        notes = runtime_notes(form, settings, folders.answer_list is not None)
+    for note in notes:
         progress.note(note)
     typed = {
         "python": python(),
         "folder": shlex.quote(str(output)),
         "file": shlex.quote(str(output / file.relative_to(folder))),
     }
-    is_encoder = not MODEL_HEADS[folders.shape.head].writes_text
     use = getattr(target, "ENCODER_USE", target.USE) if is_encoder else target.USE
     progress.lines(say("next"), [use.format(**typed), push_command(output)])
     return comparisons[0].difference if comparisons else None

@@ -247,6 +247,14 @@ def _vectors(shape: T5ModelConfig, settings: Record) -> dict[str, Any]:
         "width": shape.vector_size,
         "parts": ", ".join(parts),
         "pooling": shape.head_pooling,
+        "normalize": shape.normalize,
+        "question": (prompts["query"] or "") + "Your question",
+        "quoted": shlex.quote((prompts["query"] or "") + "Your question"),
+        "text": (prompts["document"] or "") + "A text",
+        # How the pipeline of transformers.js calls it; it knows no matrix.
+        "js_pooling": {"mean": "mean", "first": "cls", "last": "last_token"}[shape.head_pooling]
+        if not shape.embedding_size
+        else "",
         "prompts": {name: prompt for name, prompt in prompts.items() if prompt},
         "sizes": " or ".join(size.strip() for size in sizes if size and int(size) < shape.vector_size),
     }
