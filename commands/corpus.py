@@ -26,7 +26,7 @@ from settings.errors import UserError
 from support.units import MIB
 
 BLOCK_BYTES = 8 * MIB  # Vectors that are compared with queries at a time.
-BLOCK_COPIES = 3  # They are there as pieces, together, and of length 1.
+BLOCK_COPIES = 5  # They are there as pieces, together, and of length 1, beside what products take.
 TEXT_BYTES = 17  # A text by its key, by the number of the first one that is equal, and whether that is itself.
 TEXT = "text"
 KEY = "key"
@@ -116,7 +116,9 @@ class Corpus:
             own = np.flatnonzero(self._is_first[begin : self._begins[batch + 1]])
             numbers.append(begin + own)
             vectors.append(self._vectors(batch)[own])
-            if sum(map(len, numbers)) >= most or batch == len(self._begins) - 2:
+            count = sum(map(len, numbers))
+            is_last = batch == len(self._begins) - 2
+            if count >= most or (is_last and count):
                 block = torch.from_numpy(np.concatenate(vectors)).to(device)
                 yield torch.from_numpy(np.concatenate(numbers)).to(device), F.normalize(block, dim=-1)
                 numbers.clear()

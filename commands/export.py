@@ -82,6 +82,7 @@ def export(config: Config) -> float | None:
         )
     folders = find_model(config)
     refuse_other_head(folders, "export")
+    prompts = folders.settings_of("query_prompt", "document_prompt") if folders.shape.gives_vectors else {}
     beside = target.bytes_beside(folders.shape, config.export.quantize)
     native = hf_format.stored_dtype(folders.base)
     widest = max(native, DTYPES.get(config.convert.dtype, native), key=lambda dtype: dtype.itemsize)
@@ -100,7 +101,8 @@ def export(config: Config) -> float | None:
                 folders.top.name,
                 quantize,
                 config.export.js,
-                **folders.settings_of("prepare_text", "query_prompt", "document_prompt"),
+                **folders.settings_of("prepare_text"),
+                **prompts,
             )
             file = target.write(exported, folder)
             if (folder / CONFIG_FILE).is_file():  # ONNX holds no token ids itself.
@@ -121,9 +123,8 @@ def export(config: Config) -> float | None:
     settings: dict[str, Any] = {}
     for layer in folders.layers:
         settings |= read_answer_settings(layer)[0]
-    prompts = folders.settings_of("query_prompt", "document_prompt").values()
     is_encoder = not MODEL_HEADS[folders.shape.head].writes_text
-    notes = prompt_notes(form, prompts)
+    notes = prompt_notes(form, prompts.values())
     if not is_encoder:
         notes = runtime_notes(form, settings, folders.answer_list is not None)
     for note in notes:
