@@ -87,7 +87,9 @@ def prompt_notes(form: str, prompts: Iterable[str | None]) -> Iterator[str]:
     """
     shown = ", ".join(repr(prompt) for prompt in prompts if prompt)
     if shown and form != "web":
-        yield say("prompts are put before texts by this program alone: write them there yourself ({prompts})", prompts=shown)
+        yield say(
+            "prompts are put before texts by this program alone: write them there yourself ({prompts})", prompts=shown
+        )
 
 
 def _to_be_named(settings: Mapping[str, Any], names: Mapping[str, str], program: str, call: str) -> Iterator[str]:

@@ -19,7 +19,22 @@ from tests.commands.small import encoder, flags_of, read_rows, write_rows
 from train_low_mem import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-WORDS = "river bridge water bread salt flour house door window tree leaf road car wheel".split()
+WORDS = [
+    "river",
+    "bridge",
+    "water",
+    "bread",
+    "salt",
+    "flour",
+    "house",
+    "door",
+    "window",
+    "tree",
+    "leaf",
+    "road",
+    "car",
+    "wheel",
+]
 Vectors = np.ndarray[Any, Any]
 
 
