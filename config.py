@@ -372,11 +372,11 @@ class SearchConfig:
     """What is searched, and what is written of what is found."""
 
     corpus = None  # file or folder of the texts that are searched; their vectors are kept in cache_dir
-    num_documents = 10  # texts of the corpus per query, the most alike first
-    # hard negatives per query: instead of what is found, rows to train on are written (query, pos, neg); the input
-    # needs positives beside the queries; 0: none
+    num_documents = 10  # texts of the corpus per query, the nearest first
+    # hard negatives per query: rows to train on are written (query, pos, neg) instead of what is found; the input needs
+    # a positive beside each query; 0: none
     num_negatives = 0
-    # a negative is less alike to the query than its positive by this share of the positive's cosine
+    # a negative's cosine with the query is below that of the positive by at least this share of it
     relative_margin = 0.05
 
 

@@ -834,17 +834,17 @@ class SearchConfig(Noting):
     corpus: str | None = setting(
         None, "file or folder of the texts that are searched; their vectors are kept in cache_dir"
     )
-    num_documents: int = setting(10, "texts of the corpus per query, the most alike first", low=1, high=10_000)
+    num_documents: int = setting(10, "texts of the corpus per query, the nearest first", low=1, high=10_000)
     num_negatives: int = setting(
         0,
-        "hard negatives per query: instead of what is found, rows to train on are written (query, pos, neg); the input "
-        "needs positives beside the queries; 0: none",
+        "hard negatives per query: rows to train on are written (query, pos, neg) instead of what is found; the input "
+        "needs a positive beside each query; 0: none",
         low=0,
         high=62,
     )
     relative_margin: float = setting(
         0.05,
-        "a negative is less alike to the query than its positive by this share of the positive's cosine",
+        "a negative's cosine with the query is below that of the positive by at least this share of it",
         low=0.0,
         high=2.0,
         needs="num_negatives",

@@ -30,7 +30,7 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "chat": "talk with a trained model in the terminal",
         "evaluate": "loss, perplexity and scored answers on --validation_file",
         "embed": "vectors of texts or proteins from a model's encoder",
-        "search": "the texts of --corpus that are most alike to each query, or hard negatives to train on",
+        "search": "the texts of --corpus that are nearest to each query, or hard negatives to train on",
         "serve": "HTTP API compatible with OpenAI clients: serve MODEL",
     },
     "publish": {

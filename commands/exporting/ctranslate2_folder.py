@@ -55,7 +55,7 @@ def write(exported: Exported, folder: Path) -> Path:
         )
     if shape.gives_vectors and shape.embedding_size:
         raise UserError(
-            "--model = a matrix before its vectors (--embedding_size={size}), CTranslate2 has none for T5; use "
+            "--model = a dense layer after pooling (--embedding_size={size}), CTranslate2 has none for T5; use "
             "--format=onnx",
             size=shape.embedding_size,
         )

@@ -125,7 +125,7 @@ def refuse_unknown(shape: T5ModelConfig, vocabulary: Vocabulary) -> None:
         problems.append(say(text, head=shape.head))
     has_matrix = shape.gives_vectors and shape.embedding_size > 0
     if has_matrix:
-        text = "--model = a matrix before its vectors (--embedding_size={size}), llama.cpp has none for a T5 encoder"
+        text = "--model = a dense layer after pooling (--embedding_size={size}), llama.cpp has none for T5 encoders"
         problems.append(say(text, size=shape.embedding_size))
     if shape.num_decoder_layers > shape.num_layers:
         text = (

@@ -11,6 +11,7 @@ import pytest
 
 from commands.embed import embed
 from commands.evaluate import evaluate
+from commands.quantize import quantize
 from serving.model import Model
 from settings.errors import UserError
 from tests.commands.small import encoder, flags_of, read_rows, write_rows
@@ -102,6 +103,17 @@ def test_the_loss_is_that_of_the_run(model: Path, pairs: Path, tmp_path: Path) -
         (whole / "settings.json").write_text(json.dumps({**prompts, "matryoshka_sizes": sizes}))
         losses[sizes] = measured(whole, pairs, tmp_path)[0]["loss"]
     assert losses["12,4"] == pytest.approx(losses["12"] + losses["4"])
+
+
+def test_int8_weights_are_measured_as_the_model_is(pairs: Path, tmp_path: Path) -> None:
+    model = encoder(tmp_path, head="embedding")
+    loss = measured(model, pairs, tmp_path)[0]["loss"]
+    arguments = {"model": model, "validation_file": pairs, "cache_dir": tmp_path / "cache"}
+    before, after = quantize(flags_of("quantize", output=tmp_path / "int8", **arguments))
+    assert before.loss == pytest.approx(loss, abs=1e-5) and after.loss == pytest.approx(loss, abs=0.1)
+    (here,) = Model(model).embed(["a river"])
+    (there,) = Model(tmp_path / "int8").embed(["a river"])
+    assert here @ there > 0.99
 
 
 def test_vectors_are_cut_and_of_length_1_again(model: Path, pairs: Path, tmp_path: Path, capsys: Any) -> None:

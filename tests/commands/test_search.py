@@ -84,8 +84,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def found(model: Path, queries: Any, texts: Path, folder: Path, **flags: Any) -> list[dict[str, Any]]:
     output = folder / "found.jsonl"
-    arguments = {"input": queries, "corpus": texts, "output": output, "cache_dir": folder / "cache", **flags}
-    search(flags_of("search", model=model, mixed_precision="no", overwrite=True, **arguments))
+    folders = {"output": output, "cache_dir": folder / "cache", "overwrite": True}
+    search(flags_of("search", model=model, input=queries, corpus=texts, mixed_precision="no", **{**folders, **flags}))
     return read_rows(output)
 
 
@@ -116,6 +116,24 @@ def test_a_typed_query_is_answered_with_lines_and_the_corpus_is_read_once(
     kept.write_bytes(kept.read_bytes()[:100])  # A damaged one is made anew.
     search(flags_of("search", num_documents=3, mixed_precision="no", **flags))
     assert capsys.readouterr().out.splitlines() == lines
+
+
+def interrupt(*arguments: Any, **options: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_was_interrupted_is_continued(
+    model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vectors of the corpus, and then what is found."""
+    queries = write_rows(tmp_path / "queries.jsonl", ({"query": query} for query in QUESTIONS))
+    expected = found(model, queries, texts, tmp_path / "whole")
+    for cut, rows in (("pyarrow.OSFile", 800), ("shutil.copyfileobj", 9)):
+        with monkeypatch.context() as patch:
+            patch.setattr(cut, interrupt)
+            with pytest.raises(KeyboardInterrupt, match=f"the same command continues after {rows} rows"):
+                found(model, queries, texts, tmp_path, overwrite=False)
+    assert found(model, queries, texts, tmp_path, overwrite=False) == expected
 
 
 @pytest.mark.usefixtures("small_blocks")
