@@ -356,7 +356,28 @@ class AnswerConfig:
 class EmbedConfig:
     """Which vectors of texts are written."""
 
-    vectors = "mean"  # mean: one vector per text, averaged over its tokens; token: one vector per token
+    # auto: one vector per text, by the model's embedding head, or without one as mean; mean: hidden states averaged
+    # over the text's tokens; token: one vector per token
+    vectors = "auto"
+    # which prompt of the model is put before each text: query (its query_prompt), document (its document_prompt) or
+    # none
+    prompt_name = "document"
+    # numbers to which each vector is cut, and scaled to length 1 again; for models trained with matryoshka_sizes; none:
+    # all
+    truncate_dim = None
+
+
+@declared
+class SearchConfig:
+    """What is searched, and what is written of what is found."""
+
+    corpus = None  # file or folder of the texts that are searched; their vectors are kept in cache_dir
+    num_documents = 10  # texts of the corpus per query, the nearest first
+    # hard negatives per query: rows to train on are written (query, pos, neg) instead of what is found; the input needs
+    # a positive beside each query; 0: none
+    num_negatives = 0
+    # a negative's cosine with the query is below that of the positive by at least this share of it
+    relative_margin = 0.05
 
 
 @declared

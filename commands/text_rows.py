@@ -1,4 +1,5 @@
-"""What `generate`, `embed` and `rerank` share: texts of a file, of standard input or of a flag go through a model, part by part.
+"""What `generate`, `embed`, `search` and `rerank` share: texts of a file, of standard input or of a flag go through a
+model, part by part.
 
 A part is on the disk before the next begins, so that a command that was killed goes on behind its last part. When all
 are there, they become one file.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -108,8 +110,7 @@ def run(work: TextWork[Any]) -> None:
         path = Path(config.answer.output)
         if reads_files and path.exists() and any(_is_same(file.path, path) for file in find(source, "--input")):
             raise UserError(say("--output = {path}, is a file that is read; choose another one", path=path))
-        identity = fingerprint([work.version, *_marks(work.answering.model, source), *work.identity()])
-        output = UnfinishedFile(path, config.run.overwrite, identity, work.part_suffix)
+        output = UnfinishedFile(path, config.run.overwrite, fingerprint_of(work), work.part_suffix)
     least_parts = work.load(reads_files)
     trained = work.trained
     if reads_files:
@@ -140,6 +141,20 @@ def run(work: TextWork[Any]) -> None:
                 output.finish(lambda file: work.join(parts, output.rows, file))
         for text in work.notes(output, bad_rows):
             screen.note(text)
+
+
+def fingerprint_of(work: TextWork[Any]) -> str:
+    """16 hex digits of everything that the rows of a work are made from."""
+    source = str(work.config.answer.input)
+    return fingerprint([work.version, *_marks(work.answering.model, source), *work.identity()])
+
+
+def join_files(parts: Sequence[Path], path: Path) -> None:
+    """Write files one behind the other into another one."""
+    with path.open("wb") as whole:
+        for part in parts:
+            with part.open("rb") as piece:
+                shutil.copyfileobj(piece, whole)
 
 
 def in_parts(
@@ -199,9 +214,14 @@ def _marks(model: SavedModel, source: str) -> list[Any]:
     files = [path for folder in model.folders for path in sorted(folder.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     if check_input(source):
-        return [weights, sources_fingerprint(find(source, "--input"))]
+        return [weights, file_marks(source)]
     # Nobody can read standard input again: such an output is never continued.
     return [weights, secrets.token_hex(8) if source == STANDARD_INPUT else source]
+
+
+def file_marks(source: str) -> str:
+    """What tells files that are read from others, and from themselves once they are changed."""
+    return sources_fingerprint(find(source, "--input"))
 
 
 class UnfinishedFile:

@@ -351,7 +351,8 @@ def _routes(api: Api) -> list[Route]:
         assert embedder is not None
         fixed = replace(parsed, rows=()).held_bytes(embedder.width)
         _reserve(api, request, len(parsed.rows), fixed, parsed.held_bytes(embedder.width))
-        vectors = await api.computed(parsed.rows, lambda row: len(row[0]), embedder.vectors)
+        compute = partial(embedder.vectors, width=parsed.width)
+        vectors = await api.computed(parsed.rows, lambda row: len(row[0]), compute)
         return StreamingResponse(_sent(api, vectors, parsed.is_base64, parsed.tokens), media_type="application/json")
 
     async def labels(request: Request) -> Response:

@@ -20,7 +20,7 @@ import numpy as np
 
 from commands.chat import newest_turns
 from commands.document_scorer import DocumentScorer
-from commands.text_reader import Embedder, Labeller, Tokens
+from commands.text_reader import DOCUMENT, NO_PROMPT, QUERY, Embedder, Labeller, Tokens
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from serving.answers import Refused
@@ -58,7 +58,13 @@ SUPPORTED = (
     *HOLDERS,
     *("messages", "prompt", "input", "input_txt", "history", "temperature", "top_p", "top_k", "repetition_penalty"),
     *("no_repeat_ngram_size", "stop", "stream", "stream_options", "n", "encoding_format", "dimensions"),
+    *("prompt_name", "input_type"),
 )
+# Fields that name the prompt before texts, as sentence-transformers and as hosted APIs call them: value -> name here.
+PROMPT_FIELDS = {
+    "prompt_name": {name: name for name in (QUERY, DOCUMENT, NO_PROMPT)},
+    "input_type": {"query": QUERY, "document": DOCUMENT, "passage": DOCUMENT},
+}
 # Fields that change no answer here: about the client, the account, caches, speed, and reasoning that this model has
 # none of.
 IGNORED = frozenset(
@@ -168,11 +174,12 @@ class VectorRequest:
     """One request for vectors.
 
     Args:
-        rows: as `Embedder.tokens` gives them. is_base64: whether numbers are sent so. unknown: fields
-            that were ignored.
+        rows: as `Embedder.tokens` gives them. width: numbers of each vector. is_base64: whether numbers are sent so.
+        unknown: fields that were ignored.
     """
 
     rows: tuple[Tokens, ...]
+    width: int
     is_base64: bool
     unknown: tuple[str, ...]
 
@@ -272,9 +279,11 @@ class Texts:
             ids = self._tokenizer.encode_prompts([text])[0].tolist()
         return self._ended(ids, param)
 
-    def embedded(self, text: str | Sequence[int], param: str) -> Tokens:
+    def embedded(self, text: str | Sequence[int], param: str, prompt_name: str | None = None) -> Tokens:
         """A text, or token ids, whose vector is wanted.
 
+        Args:
+            prompt_name: of the prompt before a text, see `Embedder`; ids are read as they are.
         Raises:
             Refused: it is too long, or blank.
         """
@@ -284,7 +293,7 @@ class Texts:
             return ids, slice(0, len(ids) - 1)
         self._check_text(text, param)
         with self._lock:
-            ids, own = self.embedder.tokens(text, UNCUT)
+            ids, own = self.embedder.tokens(text, UNCUT, prompt_name)
         self._check_length(len(ids), param)
         return ids, own
 
@@ -510,14 +519,19 @@ def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     Raises:
         Refused: it is wrong, or asks for what is not done here.
     """
-    assert texts.embedder is not None
-    width = texts.embedder.width
+    embedder = texts.embedder
+    assert embedder is not None
     fields = Fields(body)
     prompts = fields.prompts("input", MOST_INPUTS)
     form = fields.take("encoding_format", "float", "float or base64", lambda x: x in ("float", "base64"))
-    fields.whole("dimensions", width, width, width)
+    width = fields.whole("dimensions", embedder.width, 1 if embedder.has_head else embedder.width, embedder.width)
+    name = None
+    if embedder.has_head:
+        for field, names in PROMPT_FIELDS.items():
+            name = fields.take(field, name, ", ".join(names), lambda x, names=names: x in list(names), names.get)
     unknown = fields.end()
-    return VectorRequest(tuple(texts.embedded(prompt, "input") for prompt in prompts), form == "base64", unknown)
+    rows = tuple(texts.embedded(prompt, "input", name) for prompt in prompts)
+    return VectorRequest(rows, width, form == "base64", unknown)
 
 
 def read_labels(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> LabelRequest:

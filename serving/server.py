@@ -18,7 +18,7 @@ from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
 from serving.engine import MOST_WAITING, AnswerEngine, Capacity
 from serving.reranking import PATH as RERANK_PATH
-from settings.declared import Config, DataConfig, GenerateConfig
+from settings.declared import Config, DataConfig, EmbedConfig, GenerateConfig
 from settings.fields import AUTO, Auto, listed
 from settings.tasks import MODEL_HEADS
 from support.language import join, say
@@ -56,6 +56,7 @@ def serve(config: Config) -> None:
             seed=config.run.seed if config.is_set("seed") else None,
             name_given=str(config.checkpoint.model),
             answers=answers_of(config, answering.model, default=None) if writes_text else None,
+            embed=config.embed,
         )
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
@@ -93,6 +94,7 @@ def api_of(
     seed: int | None = None,
     name_given: str = "",
     answers: Answers | None = None,
+    embed: EmbedConfig | None = None,
 ) -> Api:
     """Everything behind the addresses, made of a loaded model; its engine does not run yet.
 
@@ -102,11 +104,12 @@ def api_of(
         rows: most answers at once. name_given: by which requests may name the model, beside the name of its folder.
         system_prompt: instructions where a request has none. seed: of requests that name none.
         answers: of a T5 that says by one of two how relevant a document is; None: it does not.
+        embed: of the vectors of requests that say nothing else; None: as by default.
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
     shape = trained.held_model.shape
-    embedder = Embedder(trained, data)
+    embedder = Embedder(trained, data, settings=embed)
     limit = trained.budget.limit()
     if MODEL_HEADS[shape.head].writes_text:
         decoder = new_decoder(trained.blockwise)
@@ -201,8 +204,13 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
         last_lines.append(say("key: {key}", key=token))
     if api.engine.decoder is None:
         text = "vectors of {width} numbers, from texts of at most {longest} tokens"
-        width = f"{trained.blockwise.model.config.d_model:,}"
-        lines.append(say(text, width=width, longest=f"{api.texts.longest:,}"))
+        embedder = api.texts.embedder
+        assert embedder is not None
+        lines.append(say(text, width=f"{embedder.width:,}", longest=f"{api.texts.longest:,}"))
+        prompt = embedder.prompts[embedder.prompt_name]
+        if prompt:
+            text = "before each text: {prompt!r} (--prompt_name={name})"
+            lines.append(say(text, prompt=prompt, name=embedder.prompt_name))
         if api.texts.labeller is not None:
             names = trained.held_model.shape.label_names
             lines.append(say("labels of texts ({labels}) at POST /v1/classify", labels=listed(names) or say("number")))

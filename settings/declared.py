@@ -805,10 +805,49 @@ class AnswerConfig(Noting):
 class EmbedConfig(Noting):
     """Which vectors of texts are written."""
 
-    vectors: str = setting(
-        "mean",
-        "mean: one vector per text, averaged over its tokens; token: one vector per token",
+    vectors: str | Auto = setting(
+        AUTO,
+        "auto: one vector per text, by the model's embedding head, or without one as mean; mean: hidden states averaged "
+        "over the text's tokens; token: one vector per token",
         choices=("mean", "token"),
+    )
+    prompt_name: str = setting(
+        "document",
+        "which prompt of the model is put before each text: query (its query_prompt), document (its document_prompt) or "
+        "none",
+        choices=("query", "document", "none"),
+        needs=("head=embedding", "vectors=auto"),
+    )
+    truncate_dim: int | None = setting(
+        None,
+        "numbers to which each vector is cut, and scaled to length 1 again; for models trained with matryoshka_sizes; "
+        "none: all",
+        low=1,
+        needs=("head=embedding", "vectors=auto"),
+    )
+
+
+@dataclass(frozen=True)
+class SearchConfig(Noting):
+    """What is searched, and what is written of what is found."""
+
+    corpus: str | None = setting(
+        None, "file or folder of the texts that are searched; their vectors are kept in cache_dir"
+    )
+    num_documents: int = setting(10, "texts of the corpus per query, the nearest first", low=1, high=10_000)
+    num_negatives: int = setting(
+        0,
+        "hard negatives per query: rows to train on are written (query, pos, neg) instead of what is found; the input "
+        "needs a positive beside each query; 0: none",
+        low=0,
+        high=62,
+    )
+    relative_margin: float = setting(
+        0.05,
+        "a negative's cosine with the query is below that of the positive by at least this share of it",
+        low=0.0,
+        high=2.0,
+        needs="num_negatives",
     )
 
 
@@ -899,6 +938,7 @@ class Config:
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     answer: AnswerConfig = field(default_factory=AnswerConfig)
     embed: EmbedConfig = field(default_factory=EmbedConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     board: BoardConfig = field(default_factory=BoardConfig)
@@ -1002,6 +1042,10 @@ SETS = {
     "answering": ("answers num_answers num_beams length_penalty repetition_penalty no_repeat_ngram_size split_prompts"),
     "use": "memory_budget weights_in weights_dir mixed_precision device num_threads compiled_kernels seed folders",
     "prompts": "prompt_template source_prefix answers response_column cache_dir max_seq_len",
+    "text_vectors": (
+        "query_prompt document_prompt text_column prepare_text skip_bad_rows max_seq_len "
+        "eval_batch_size_per_gpu overwrite use"
+    ),
     "decoding": (
         "max_new_tokens min_new_tokens temperature top_k top_p num_beams length_penalty early_stopping "
         "repetition_penalty no_repeat_ngram_size"
@@ -1026,16 +1070,15 @@ COMMANDS = {
     "generate": (
         "checkpoint answer generate prompts prompt_column text_column prepare_text skip_bad_rows overwrite use"
     ),
-    "embed": (
-        "checkpoint input output embed text_column prepare_text skip_bad_rows max_seq_len "
-        "eval_batch_size_per_gpu overwrite use"
-    ),
+    "embed": "checkpoint input output embed text_vectors",
+    "search": "checkpoint input output search truncate_dim text_vectors cache_dir",
     "rerank": "checkpoint input output prompts skip_bad_rows eval_batch_size_per_gpu overwrite use",
     "board": "board folders",
     "demo": "cache_dir memory_budget seed device num_threads compiled_kernels folders",
     "serve": (
         "checkpoint host port token generate_batch_size max_new_tokens temperature top_k top_p "
-        "repetition_penalty no_repeat_ngram_size system_prompt prompts prepare_text use"
+        "repetition_penalty no_repeat_ngram_size system_prompt prompts prepare_text prompt_name query_prompt "
+        "document_prompt use"
     ),
     "runs": "listing json folders",
     "chat": "checkpoint json chat decoding prompts use",

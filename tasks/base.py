@@ -373,6 +373,10 @@ class BaseTask:
         """
         return Scores()
 
+    def scores_bytes(self, texts: int, model: T5ModelConfig) -> int:
+        """What these scores hold at the highest of an evaluation of so many texts, where that grows with them."""
+        return 0
+
 
 def random_ids(random: np.random.Generator, model: T5ModelConfig, count: int) -> NDArray[np.int64]:
     """So many ids of a vocabulary, neither padding nor end of text in the usual ones."""

@@ -31,12 +31,15 @@ from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelC
 from settings.errors import UserError
 from support.language import say
 from support.storage import Once
-from tasks.base import BaseTask, Scores, Watch, random_ids, random_keys
+from tasks.base import BaseTask, Outputs, Scores, Watch, random_ids, random_keys
 
 if TYPE_CHECKING:
     from engine.blockwise import Blockwise, Objective
     from model.micro_batch import MicroBatch
     from model.t5 import T5
+
+DIGITS = 6  # Cosines are written with so many digits.
+SMALLEST = 1e-12  # No vector counts as shorter.
 
 
 @dataclass(frozen=True)
@@ -282,7 +285,7 @@ class Embedding(BaseTask):
         if len(vectors) == 1:
             return say("embedding of dimension {count}", count=vectors.shape[1]), ""
         first, second = vectors[:2].double().cpu().numpy()
-        cosine = float(first @ second / np.sqrt((first @ first) * (second @ second)))
+        cosine = _cosine(first, second)
         text = text_of_ids(tokenizer, batch.input_ids[1, : batch.input_lengths[1]])
         score = batch.targets[0][0]
         return f"{cosine:.4f}  {text}", "" if np.isnan(score) else f"{score:.4f}"
@@ -290,7 +293,36 @@ class Embedding(BaseTask):
     def new_scores(self, names: Sequence[str], write: Watch | None = None) -> Scores:
         from tasks.embedding_scores import EmbeddingScores
 
-        return EmbeddingScores()
+        return EmbeddingScores(write)
+
+    def scores_bytes(self, texts: int, model: T5ModelConfig) -> int:
+        from tasks.embedding_scores import held_bytes
+
+        return held_bytes(texts, model.vector_size)
+
+    def prediction_rows(
+        self, batch: Batch, outputs: Outputs, names: Sequence[str], tokenizer: Tokenizer
+    ) -> Iterator[dict[str, Any]]:
+        """For each row of a batch a JSON line with its texts, the cosine of the first with each other one, and its
+        score; of a text with a vector to become, the cosine of both.
+        """
+        assert isinstance(batch, EmbeddingBatch)
+        texts = [
+            tokenizer.decode_with_unknown(ids[:length])
+            for ids, length in zip(batch.input_ids, batch.input_lengths, strict=True)
+        ]
+        begin = 0
+        for count, targets in zip(batch.row_texts.tolist(), batch.targets, strict=True):
+            vectors = outputs[begin : begin + count].astype(np.float64)
+            others = vectors[1:] if count > 1 else targets[np.newaxis, : vectors.shape[1]].astype(np.float64)
+            cosines = [_cosine(vectors[0], other) for other in others]
+            row = {"texts": texts[begin : begin + count], "cosines": [round(cosine, DIGITS) for cosine in cosines]}
+            begin += count
+            yield row if len(targets) > 1 or np.isnan(targets[0]) else {**row, "score": float(str(targets[0]))}
+
+
+def _cosine(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    return float(one @ other) / max(float(np.sqrt((one @ one) * (other @ other))), SMALLEST)
 
 
 def _halves(tokens: int) -> list[int]:

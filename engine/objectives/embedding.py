@@ -242,9 +242,15 @@ class EmbeddingObjective(Objective):
         numbers = texts.targets[rows, 0]
         if kind == REGRESSION:
             return (cosines - numbers).square().sum()
-        differences = (cosines[:, None] - cosines) / self.temperature
-        is_less_alike = numbers[:, None] < numbers
-        return len(rows) * F.pad(differences[is_less_alike], (1, 0)).logsumexp(0)
+        # For each row the sum over all that are less alike: of the rows in this order, those before the first that is as
+        # alike. So the pairs are never formed.
+        ordered, order = numbers.sort()
+        exponents = cosines / self.temperature
+        sums = exponents[order].logcumsumexp(0)
+        less_alike = torch.searchsorted(ordered, numbers)
+        has_less_alike = less_alike > 0
+        of_pairs = sums[less_alike[has_less_alike] - 1] - exponents[has_less_alike]
+        return len(rows) * F.pad(of_pairs, (1, 0)).logsumexp(0)
 
     def _distillation(self, vectors: Tensor, targets: Tensor) -> Tensor:
         targets = targets[:, : vectors.shape[1]]
