@@ -5,7 +5,7 @@ One declaration: readers check a file against it (`check_keys`), and `python doc
 table into the documentation. Keys are those that transformers 4 and 5 write for T5, mT5, UMT5, ByT5 and CodeT5.
 
 Source: transformers 5.23 and 4.57: configuration_utils, generation/configuration_utils, models t5, mt5, umt5, byt5,
-roberta, tokenization_utils_base; config files of the published checkpoints; sentence-transformers 6.2 and 2.7.
+roberta, tokenization_utils_base; config files of the published checkpoints; sentence-transformers 6.2 and 3.0.
 """
 
 from __future__ import annotations

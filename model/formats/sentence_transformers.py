@@ -15,7 +15,7 @@ Prompts: `query` stands before a text that documents are looked for with, and `d
 document, as `encode_query` and `encode_document` take them. Where a folder has none of these, its default prompt, which
 `encode` puts before every text, counts as both.
 
-Source: sentence-transformers 6.2 and, for older folders, 2.2: classes SentenceTransformer, Transformer, Pooling, Dense
+Source: sentence-transformers 6.2 and 3.0: classes SentenceTransformer, Transformer, Pooling, Dense
 and Normalize; InstructorEmbedding 1.0.
 """
 
@@ -23,14 +23,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from model.formats.checksums import is_inside
 from model.shapes import EMBEDDING_HEAD
-from settings.declared import MOST_TOKENS, DataConfig, T5ModelConfig
+from settings.declared import DataConfig, T5ModelConfig, settings_by_name
 from settings.errors import UserError, refuse
+from settings.fields import parse
 from settings.published_keys import CONFIG, DENSE, POOLING, TOKENIZER, VECTOR_MODEL, VECTOR_TEXTS, check_keys
 from support.language import join, say
 from support.storage import read_text
@@ -150,8 +152,8 @@ def text_settings(folder: Path) -> dict[str, Any]:
     longest = _content(folder / VECTOR_TEXTS, dict, is_needed=False).get("max_seq_length")
     if longest is None:  # From version 6 on, the tokenizer says it.
         longest = _content(folder / TOKENIZER, dict, is_needed=False).get("model_max_length")
-    if isinstance(longest, int) and 0 < longest <= MOST_TOKENS:
-        settings["max_seq_len"] = longest
+    with suppress(ValueError):  # 1e30 stands for no limit.
+        settings["max_seq_len"] = parse(settings_by_name()["max_seq_len"][1], longest)
     for name, prompt in prompts.items():
         if prompt:
             settings[name] = prompt
@@ -312,7 +314,7 @@ def _unpooled_prompts(root: Path) -> Iterator[str]:
 def write_modules(config: T5ModelConfig, folder: Path) -> None:
     """Write `modules.json` and what belongs to the modules but the matrix of a Dense, beside a T5 in the root.
 
-    Types and keys are those that every version from 2.2 on reads.
+    Types and keys are those that versions 3 to 6 read.
 
     Raises:
         OSError: the folder cannot be written.

@@ -17,6 +17,7 @@ from commands.check import check
 from commands.convert import convert
 from commands.evaluate import evaluate
 from commands.merge import merge
+from commands.quantize import quantize
 from data.batches.collate import EmbeddingRow, collate_texts
 from data.tokenizers.training import byte_tokenizer
 from engine.blockwise import Blockwise
@@ -204,6 +205,17 @@ def test_evaluate_reads_rows_with_the_prompts_of_the_folder(tmp_path: Path, caps
     (base / "config_sentence_transformers.json").write_text(json.dumps({**config, "prompts": {}}))
     without = evaluate(flags_of("evaluate", model=base, **flags)).metrics
     assert with_prompts["spearman"] != without["spearman"]
+
+
+def test_quantize_keeps_the_dense_layer_and_measures_the_loss(tmp_path: Path) -> None:
+    run = trained(tmp_path, "run", vector_folder(tmp_path / "base"))
+    folders = {f"{kind}_dir": tmp_path / kind for kind in ("output", "log", "cache")}
+    flags = {"model": run, "output": tmp_path / "int8", "validation_file": rows_file(tmp_path), **folders}
+    before, after = quantize(flags_of("quantize", **flags))
+    assert before.loss > 0 and after.loss == pytest.approx(before.loss, rel=0.1)
+    assert text_settings(tmp_path / "int8") == vars(PROMPTS)
+    matrix = hf_format.load(tmp_path / "int8", torch.int8).get_parameter(MATRIX)
+    assert torch.equal(matrix, hf_format.load(run).get_parameter(MATRIX))
 
 
 @pytest.mark.slow
