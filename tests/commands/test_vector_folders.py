@@ -30,6 +30,7 @@ from model.formats.sentence_transformers import MATRIX, TextSettings, text_setti
 from model.formats.shape_file import read_config
 from model.loss import LossSettings
 from model.t5 import T5
+from serving.model import Model
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from tests.commands.small import flags_of, write_rows
@@ -218,18 +219,21 @@ def test_quantize_keeps_the_dense_layer_and_measures_the_loss(tmp_path: Path) ->
     assert torch.equal(matrix, hf_format.load(run).get_parameter(MATRIX))
 
 
+def test_embed_reads_texts_as_the_folder_says(tmp_path: Path) -> None:
+    folder = vector_folder(tmp_path / "model", in_subfolder=True)
+    long = "river " * 30
+    by_name = {name: Model(folder).embed([long], prompt_name=name)[0] for name in ("query", "document", "none")}
+    expected = Model(folder, max_seq_len=500).embed([("query: " + long)[:47]], prompt_name="none")[0]
+    np.testing.assert_allclose(by_name["query"], expected, atol=1e-6)
+    assert np.abs(by_name["query"] - by_name["document"]).max() > 1e-3
+    assert np.abs(by_name["query"] - by_name["none"]).max() > 1e-3
+
+
 @pytest.mark.slow
-def test_a_run_loads_in_sentence_transformers(tmp_path: Path) -> None:
+def test_embed_and_sentence_transformers_give_the_same(tmp_path: Path) -> None:
     run = trained(tmp_path, "run", vector_folder(tmp_path / "base"))
-    _, there = ask_sentence_transformers(tmp_path, do="vectors", folder=run, texts=WORDS)
-    model = hf_format.load(run)
-    tokenizer = byte_tokenizer()
-    for side, prompt in (("queries", "query: "), ("documents", "passage: ")):
-        ids = tokenizer.encode_batch([prompt + word for word in WORDS])
-        rows = [np.append(each, tokenizer.eos_id).astype(np.int64) for each in ids]
-        batch = collate_texts([EmbeddingRow(rows, np.full(1, np.nan, np.float32), 0)], 0)
-        assert model.embedding_head is not None
-        objective = EmbeddingObjective(model.embedding_head)
-        blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.0, objective)
-        (ours,) = blockwise.embed([to_micro_batch(batch, model.config, torch.device("cpu"))])
-        np.testing.assert_allclose(ours, there[side], atol=1e-5)
+    texts = [*WORDS, " ".join(WORDS)]  # The last one is cut.
+    _, there = ask_sentence_transformers(tmp_path, do="vectors", folder=run, texts=texts)
+    model = Model(run)
+    np.testing.assert_allclose(model.embed(texts, prompt_name="query"), there["queries"], atol=1e-5)
+    np.testing.assert_allclose(model.embed(texts, prompt_name="document"), there["documents"], atol=1e-5)
