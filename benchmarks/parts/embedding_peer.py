@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import torch
-from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from transformers import T5Config, T5EncoderModel
 
 MINI_BATCH = 64
@@ -23,22 +23,27 @@ VOCABULARY = 32128
 
 
 class Encoder(torch.nn.Module):
-    """What the loss asks of a model: features -> `sentence_embedding`, here the mean over all tokens."""
+    """Features -> `sentence_embedding`, the mean over all tokens."""
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder = T5EncoderModel(T5Config(vocab_size=VOCABULARY))
-        self.device = torch.device("cpu")
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         hidden = self.encoder(input_ids=features["input_ids"], attention_mask=features["attention_mask"])
         return {"sentence_embedding": hidden.last_hidden_state.mean(1)}
 
 
+class Model(torch.nn.Sequential):
+    """What the loss asks of a model: modules in a row, and a device."""
+
+    device = torch.device("cpu")
+
+
 def main(rows: int, tokens: int, steps: int) -> None:
     """Take some steps."""
     torch.manual_seed(0)
-    model = Encoder()
+    model = Model(Encoder())
     loss = CachedMultipleNegativesRankingLoss(model, mini_batch_size=MINI_BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     seconds = []
