@@ -42,18 +42,21 @@ class T5ModelConfig:
     pad_token_id = 0  # id of the padding token
     eos_token_id = 1  # id of the end-of-sequence token
     decoder_start_token_id = None  # id of the first decoder token; none: pad_token_id
-    # output of the model: text, sequence (a label per row), token (a label per token) or none (the encoder's hidden
-    # states)
+    # output of the model: text, sequence (a label per row), token (a label per token), embedding (a vector per text) or
+    # none (the encoder's hidden states)
     head = "text"
     # labels of the head: regression, the number of classes, or the names of the classes separated by commas; auto: from
     # the data
     labels = "auto"
-    # what a sequence head reads: the mean over all tokens, the first token or the last one; auto: last with a decoder,
-    # else mean
+    # what a sequence or embedding head reads: the mean over all tokens, the first token or the last one; auto: last
+    # with a decoder, else mean
     pooling = "auto"
     # layers of the head: dense (dropout, dense, tanh, dropout, out) or linear (dropout, out); auto: dense for sequence,
     # linear for token
     head_kind = "auto"
+    # width of the vectors that an embedding head gives, by a matrix after the pooling; 0: d_model, without one
+    embedding_size = 0
+    normalize = True  # scale the vectors of an embedding head to length 1
 
 
 @declared
@@ -96,6 +99,12 @@ class TrainConfig:
     # weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced
     # (inverse to their frequency); none: 1 each
     class_weights = None
+    # contrastive (the texts of a row against all others of the step), cosent or regression (how alike two texts are),
+    # or distillation (teacher_vectors); auto: by what a row has
+    embedding_loss = "auto"
+    contrastive_temperature = 0.05  # cosines are divided by this in contrastive and cosent losses
+    # widths to which vectors may be cut, such as 256,128,64: the loss is summed over them; none: the whole vector alone
+    matryoshka_sizes = None
     eval_steps = "auto"  # steps between evaluations; auto: a fifth of all, at most 1000
     eval_rows = 64  # maximum validation rows per evaluation; 4096 with a head
     save_steps = "auto"  # steps between checkpoints; auto: a tenth of all, at most 1000
@@ -108,8 +117,8 @@ class TrainConfig:
     early_stopping_evals = 0  # stop after this many evaluations in a row without improvement; 0: never
     # metric that selects the best checkpoint: loss, a score of answers (exact_match, f1, bleu, chrf, chrf++,
     # geometric_mean, rouge_1, rouge_2, rouge_l, rouge_lsum, char_bleu, identical, recall@K, ndcg@K, mrr), of labels
-    # (accuracy, macro_f1, matthews, spearman, pearson, mse) or a metric of your own in Python; NAME/loss for one of
-    # several validation sets
+    # (accuracy, macro_f1, matthews, spearman, pearson, mse), of vectors (spearman, pearson, recall@1, recall@10,
+    # mrr@10, ndcg@10) or a metric of your own in Python; NAME/loss for one of several validation sets
     metric_for_best = "loss"
 
 
@@ -122,9 +131,17 @@ class DataConfig:
     train_file = None
     # evaluation data, several sets by name: news=a.jsonl,law=b.jsonl; none: one row in a hundred is held out
     validation_file = None
-    # text column for pretraining; if set, the run trains on this text even if the file has prompts and responses
+    # text column for pretraining; if set, the run trains on this text even if the file has prompts and responses; for
+    # --head=embedding the columns of the texts of a row, separated by commas
     text_column = "text"
-    label_column = "label"  # label column for --head: one label per text, or a list or string with one label per token
+    # label column for --head: one label per text, a list or string with one label per token, or for embedding how alike
+    # two texts are
+    label_column = "label"
+    query_prompt = None  # text before the first text of each row, which documents are looked for with
+    document_prompt = None  # text before the other texts of each row, which are looked for
+    # vectors that those of the texts of train_file are to become, one a row: .npy, or .parquet with a column vector, as
+    # embed writes it
+    teacher_vectors = None
     # preparation of protein sequences: prott5 (letters separated by spaces; U, Z, O and B become X), prostt5 (also
     # <AA2fold> in front) or ankh (each letter encoded separately)
     prepare_text = "none"

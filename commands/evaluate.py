@@ -25,7 +25,7 @@ from memory.answers import AnswerBatch, does_not_hold, rows_to_measure
 from memory.budget import host_budget
 from memory.monitor import watched
 from memory.processes import ProcessTree
-from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED, check
+from settings.consistency import RANKED, check
 from settings.declared import HEAD_EVAL_ROWS, MOST_TOKENS, Config, places, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
@@ -225,6 +225,8 @@ def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared
         if not config.is_set("validation_file"):
             saved["response_column"] = saved.get("chosen_column", config.data.chosen_column)
     head = MODEL_HEADS[model.shape.head]
+    if head.has_vectors:
+        saved = {"eval_rows": HEAD_EVAL_ROWS, **saved, "objective": head.task}
     if head.has_labels:
         # Where nothing else is said, nothing is cut, as in `train`.
         saved = {"max_seq_len": MOST_TOKENS, "eval_rows": HEAD_EVAL_ROWS, **saved, "objective": head.task}
@@ -278,6 +280,6 @@ def _table(result: Evaluation, num_rows: int, prepared: Prepared, answers: Answe
         text = "{count} with unknown tokens in the reference, so that no answer can match it"
         rows.append((say("unknown"), say(text, count=counted(unknown, "row"))))
     for name, score in result.metrics.items():
-        digits = 4 if name.rpartition("/")[2] in (LOSS, *CLASS_SCORES, *NUMBER_SCORES) else 2
+        digits = 4 if name.rpartition("/")[2] in (LOSS, *prepared.task.scores) else 2
         rows.append((f"  {name}", f"{score:.{digits}f}"))
     return rows

@@ -40,12 +40,14 @@ class ShardFormat:
         columns: names of the stored columns; the first holds the ids for the encoder.
         row_tokens: the rows are one stream of tokens, cut into pieces of this length; 0: each row is stored by itself.
         label_column: the column that holds labels rather than ids.
+        has_targets: whether these are any number of float32 for a row, whatever its tokens.
     """
 
     kind: str
     columns: tuple[str, ...]
     row_tokens: int = 0
     label_column: str = ""
+    has_targets: bool = False
 
 
 class TaskProtocol(Protocol):
@@ -60,6 +62,7 @@ class TaskProtocol(Protocol):
     needs_sentinels: ClassVar[bool]
     uses_template: ClassVar[bool]
     contents: ClassVar[Sequence[str]]
+    scores: ClassVar[tuple[str, ...]]
 
     @property
     def name(self) -> str: ...

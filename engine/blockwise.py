@@ -43,6 +43,7 @@ from model.layers import adding_in_place, residual_dtype
 from model.loss import LossSettings, loss_and_gradients, sum_of, token_losses
 from model.micro_batch import MicroBatch, Side
 from model.quantization import embed, parts_of, rows_of
+from model.rows import Rows
 from model.t5 import T5, Block, Stack
 
 Apply = Callable[[Weights], object]
@@ -117,7 +118,7 @@ class Blockwise:
         self.heap.trim()
         schedule = Schedule(self.model)
         micro_batches = self.objective.complete(micro_batches, self.token_losses)
-        passes = self._passes(schedule.stacks, micro_batches, schedule.backward())
+        passes = self._passes(schedule.stacks, micro_batches, schedule.backward(), self.objective.pool)
         hidden = self._forward(passes)
         self.heap.trim_excess(self.heap.used_bytes())
         total, grads = self._loss(hidden, micro_batches, total_labels)
@@ -130,16 +131,21 @@ class Blockwise:
         return total
 
     def _passes(
-        self, stacks: Sequence[StackSchedule], micro_batches: Sequence[MicroBatch], backward: Sequence[Weights] = ()
+        self,
+        stacks: Sequence[StackSchedule],
+        micro_batches: Sequence[MicroBatch],
+        backward: Sequence[Weights] = (),
+        pool: Pool | None = None,
     ) -> list[StackPass]:
         """One `StackPass` for each stack.
 
         Args:
             backward: the groups of weights in the order of backward (`Schedule.backward`); empty: forward only.
+            pool: of the outputs of the only stack; None: each token has its own.
         """
         upcoming = deque[Weights]([*(stage.weights for stack in stacks for stage in stack.stages), *backward])
         with placed_together():
-            return [StackPass(self, stack, micro_batches, upcoming, bool(backward)) for stack in stacks]
+            return [StackPass(self, stack, micro_batches, upcoming, bool(backward), pool) for stack in stacks]
 
     def _forward(self, passes: Sequence[StackPass]) -> deque[Tensor]:
         """The output of the last stack (N', D) of each micro-batch."""
@@ -152,24 +158,16 @@ class Blockwise:
         self, hidden: deque[Tensor], micro_batches: Sequence[MicroBatch], total_labels: int
     ) -> tuple[Tensor, deque[Tensor]]:
         """The summed loss, and its gradients with respect to `hidden`, whose tensors are freed one after the other."""
-        total = hidden[0].new_zeros((), dtype=torch.float32)
         loss_scale = 1.0 if self.scaling is None else self.scaling.scale
         scale = loss_scale / max(1, total_labels)  # `total_labels` is 0 if all labels are masked.
-        grads = deque[Tensor]()
-        head = self.model.output_weight
         tables = self.objective.tables(self.model)
         with torch.no_grad(), self.weight_store.for_products(tables):
             # A table may have several trained tensors: itself, and its added token rows under LoRA.
             for part in [part for table in tables for part in parts_of(table) if part.requires_grad]:
                 self.weight_store.open_gradient(part)
-            for micro_batch in micro_batches:
-                label_hidden = micro_batch.hidden_at_labels(hidden.popleft())
-                loss, grad = self.objective.loss_and_gradients(
-                    label_hidden, head, micro_batch, scale, self.loss_settings
-                )
-                total += loss
-                grads.append(micro_batch.gradient_at_tokens(grad))
-        return total, grads
+            return self.objective.losses_and_gradients(
+                hidden, self.model.output_weight, micro_batches, scale, self.loss_settings
+            )
 
     @torch.no_grad()
     def loss(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
@@ -183,10 +181,12 @@ class Blockwise:
         """The cross-entropy of each token (N',) of each micro-batch, fp32, without dropout."""
         settings = LossSettings(self.loss_settings.chunk_bytes)
         head = self.model.output_weight
-        hidden = self._outputs(micro_batches, Schedule(self.model).stacks)
+        pool = self.objective.pool
+        hidden = self._outputs(micro_batches, Schedule(self.model).stacks, pool)
         with self.weight_store.for_products(self.objective.tables(self.model)):
             pairs = zip(hidden, micro_batches, strict=True)
-            return [self.objective.token_losses(mb.hidden_at_labels(x), head, mb, settings) for x, mb in pairs]
+            at_labels = [(x if pool else mb.hidden_at_labels(x), mb) for x, mb in pairs]
+            return [self.objective.token_losses(x, head, mb, settings) for x, mb in at_labels]
 
     @torch.no_grad()
     def predict(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -203,10 +203,20 @@ class Blockwise:
         outputs = self._outputs(micro_batches, Schedule(self.model).stacks[:1])
         return [mb.source.tokens(x) for x, mb in zip(outputs, micro_batches, strict=True)]
 
-    def _outputs(self, micro_batches: Sequence[MicroBatch], stacks: Sequence[StackSchedule]) -> deque[Tensor]:
-        """Run forward through some stacks, without dropout: the output of the last one."""
+    @torch.no_grad()
+    def embed(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """The vectors of the texts of each micro-batch, fp32 (R, V), by the embedding head, and without dropout."""
+        head = self.model.embedding_head
+        assert head is not None, "the model has no head that gives vectors"
+        with one_thread():
+            return list(map(head, self._outputs(micro_batches, Schedule(self.model).stacks, head.pool)))
+
+    def _outputs(
+        self, micro_batches: Sequence[MicroBatch], stacks: Sequence[StackSchedule], pool: Pool | None = None
+    ) -> deque[Tensor]:
+        """Run forward through some stacks, without dropout: the output of the last one, pooled where `pool` is given."""
         follow_machine()
-        outputs = self._forward(self._passes(stacks, micro_batches))
+        outputs = self._forward(self._passes(stacks, micro_batches, pool=pool))
         self.heap.trim()
         return outputs
 
@@ -231,6 +241,7 @@ class StackPass:
         upcoming: the weights of all stages that have not run yet, in the order of the whole pass, for prefetching. It
             is shared by the passes of both stacks; each stage removes its own entry when it runs.
         with_backward: whether backward follows; else there is no dropout.
+        pool: of the outputs, by the final norm of each micro-batch; None: each token has its own.
     """
 
     def __init__(
@@ -240,12 +251,14 @@ class StackPass:
         micro_batches: Sequence[MicroBatch],
         upcoming: deque[Weights],
         with_backward: bool,
+        pool: Pool | None = None,
     ) -> None:
         self.blockwise = blockwise
         self.embedding = blockwise.model.embedding
         self.stack = stack
         self.module = stack.module
         self.upcoming = upcoming
+        self.pool = pool
         # For each stage that backward runs: its checkpointed block for each micro-batch.
         self.checkpoints: list[tuple[Stage, deque[CheckpointedBlock]]] = []
         self.encoder_outputs: list[Tensor] = []
@@ -291,19 +304,21 @@ class StackPass:
         hidden = self._embedded()
         for index, stage in enumerate(self.stack.stages):
             runs_backward = index >= self.backward_start
+            pool = self.pool if stage.is_norm else None
             checkpointed = partial(
                 CheckpointedBlock,
-                is_saved=runs_backward and stage.blocks_left <= blockwise.saved_blocks,
+                # What pooling reads is as large as an activation, and is recomputed with the blocks.
+                is_saved=runs_backward and stage.blocks_left <= blockwise.saved_blocks - (pool is not None),
                 dtype=blockwise.residual_dtype,
                 needs_input_grad=self.stack.input_needs_grad or index > self.backward_start,
                 heap=blockwise.heap,
             )
             with blockwise.weight_store.in_compute_dtype(stage.weights):
                 self._prefetch_next(is_last=stage.is_norm)
-                functions = [stage.function(each, blockwise) for each in inputs]
+                functions = [stage.function(each, blockwise, pool) for each in inputs]
                 blocks = list(map(checkpointed, functions, hidden))
                 dtype = blockwise.weight_store.compute_dtype if stage.is_norm else blockwise.between_blocks_dtype
-                hidden = [block.forward().to(dtype) for block in blocks]
+                hidden = [block.forward().to(torch.float32 if pool else dtype) for block in blocks]
             if runs_backward:
                 self.checkpoints.append((stage, deque(blocks)))
         return deque(hidden)
@@ -527,12 +542,13 @@ class Stage:
         # The number that tells its dropout masks from those of other stages.
         self.site: int = stack.site + 1 if self.is_norm else module.site  # type: ignore[assignment]
 
-    def function(self, inputs: dict[str, Any], blockwise: Blockwise) -> BlockFunction:
+    def function(self, inputs: dict[str, Any], blockwise: Blockwise, pool: Pool | None = None) -> BlockFunction:
         """The block with all arguments bound except the hidden states; it has the same dropout masks in each call.
 
         Args:
             inputs: the other arguments for one micro-batch, as of `StackPass._inputs`; "keys" are the dropout keys of
                 all stages of the stack, for compiled blocks.
+            pool: of the result; None: as it is.
         """
         arguments = dict(inputs)
         stack_keys = arguments.pop("keys")
@@ -548,7 +564,8 @@ class Stage:
 
         def run(x: Tensor, *, graph_only: bool = False) -> Tensor:
             dropout.begin(x.device)
-            return block(x, graph_only=graph_only)
+            output = block(x, graph_only=graph_only)
+            return output if pool is None else pool(output, inputs["dropout"].rows)
 
         return run
 
@@ -608,8 +625,8 @@ class Schedule:
             blocks_left -= len(module.blocks)
             self.stacks.append(stack)
         tables = [module.bias.table for module in modules if module.bias is not None]
-        label_weights = [] if model.label_head is None else list(model.label_head.parameters())
-        self.used_as_stored = [*tables, *label_weights]
+        heads = [head for head in (model.label_head, model.embedding_head) if head is not None]
+        self.used_as_stored = [*tables, *(weight for head in heads for weight in head.parameters())]
         staged = {id(weight) for group in self.forward() for weight in group}
         self.shared = [weight for weight in model.parameters() if id(weight) not in staged]
 
@@ -627,13 +644,20 @@ class Schedule:
 
 # A function that runs forward without gradients or dropout: fp32 losses of the tokens (N',) of each micro-batch.
 TokenLosses = Callable[[Sequence[MicroBatch]], Sequence[Tensor]]
+# Of hidden states (N, D) and the rows that they are of one (R, D) for each row.
+Pool = Callable[[Tensor, Rows], Tensor]
 
 
 class Objective:
     """Cross-entropy of the label tokens, for pretraining and finetuning. Other objectives override its methods.
 
-    In all methods, hidden states are those of the labels only (`MicroBatch.hidden_at_labels`).
+    In all methods, hidden states are those of the labels only (`MicroBatch.hidden_at_labels`), or pooled ones.
+
+    Attributes:
+        pool: what gives one hidden state for each row; None: each token has its own.
     """
+
+    pool: Pool | None = None
 
     def tables(self, model: T5) -> list[nn.Parameter]:
         """The weights that hidden states are multiplied by: here the output matrix over the vocabulary."""
@@ -645,6 +669,28 @@ class Objective:
         It is called before the pass has allocated anything.
         """
         return micro_batches
+
+    def losses_and_gradients(
+        self,
+        hidden: deque[Tensor],
+        head: Tensor,
+        micro_batches: Sequence[MicroBatch],
+        scale: float,
+        settings: LossSettings,
+    ) -> tuple[Tensor, deque[Tensor]]:
+        """The summed loss of all micro-batches of a pass, and the gradients of their hidden states times `scale`.
+
+        Args:
+            hidden: the states of all tokens of each micro-batch, or the pooled ones. It is emptied on the way.
+        """
+        total = hidden[0].new_zeros((), dtype=torch.float32)
+        grads = deque[Tensor]()
+        for micro_batch in micro_batches:
+            at_labels = micro_batch.hidden_at_labels(hidden.popleft())
+            loss, grad = self.loss_and_gradients(at_labels, head, micro_batch, scale, settings)
+            total += loss
+            grads.append(micro_batch.gradient_at_tokens(grad))
+        return total, grads
 
     def loss_and_gradients(
         self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, scale: float, settings: LossSettings
@@ -666,6 +712,12 @@ class Objective:
 
     def clear(self) -> None:
         """Reset the metrics."""
+
+    def abort(self) -> bool:
+        """This process cannot finish the step. Returns whether the others waited for what the loss compares, and stop
+        before any gradient is summed.
+        """
+        return False
 
     @property
     def metrics(self) -> dict[str, float]:

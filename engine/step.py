@@ -69,7 +69,8 @@ class Engine:
                 raise
             error = raised
             drop_frames(error)
-            self.update.abort(Schedule(self.model).backward(), self.blockwise.zero_gradients)
+            if not self.blockwise.objective.abort():
+                self.update.abort(Schedule(self.model).backward(), self.blockwise.zero_gradients)
         loss, failures, changes = self.sum_over(loss, float(error is not None), float(self.update.has_changed_weights))
         if failures:
             self.model.zero_grad()
@@ -180,6 +181,7 @@ def to_micro_batch(batch: Batch, shape: T5ModelConfig, device: torch.device, siz
         answers,
         reference,
         None if device.type == "cpu" else on_host,
+        batch,
     )
     if source.groups:  # The indices of rows that attention and loss need go to the device with the ids.
         source.is_padding(device)

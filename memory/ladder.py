@@ -161,6 +161,8 @@ class Ladder:
             num_micro_batches = shapes.count(rows)
             source_sizes, target_sizes = shapes.sizes(rows)
             passes = [number for number in range(1, num_micro_batches + 1) if num_micro_batches % number == 0]
+            if self.work.model.gives_vectors:  # The loss compares all rows of a step.
+                passes = passes[:1]
             for accumulation_passes, malloc in product(passes, MALLOCS[rung.memory]):
                 plan = ExecutionPlan(
                     batch_size_per_gpu=rows,

@@ -37,7 +37,7 @@ from model.formats.shape_file import (
 )
 from model.formats.tensor_files import TensorFolder, write_safetensors
 from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scale_of
-from model.shapes import LABEL_HEAD
+from model.shapes import EMBEDDING_HEAD, LABEL_HEAD
 from model.t5 import T5, Filling, WithWeights, in_memory, in_place
 from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse
@@ -146,12 +146,13 @@ def load(
     if allocate is not None:
         allocate(model)
     with torch.no_grad():
-        if model.label_head is not None and (new_head(checkpoint, expect) or not expect.has_labels_of(config)):
-            sources = {name: source for name, source in sources.items() if not name.startswith(f"{LABEL_HEAD}.")}
-            if is_quantized:
-                # `to_empty` would do this too, and import sympy: 35 MB.
-                model.label_head._apply(lambda weight: torch.empty(weight.shape, device=device))
-            model.initialise(seed, only=f"{LABEL_HEAD}.")
+        if new_head(checkpoint, expect) or not expect.has_labels_of(config):
+            for name, head in {LABEL_HEAD: model.label_head, EMBEDDING_HEAD: model.embedding_head}.items():
+                sources = {weight: source for weight, source in sources.items() if not weight.startswith(f"{name}.")}
+                if is_quantized and head is not None:
+                    # `to_empty` would do this too, and import sympy: 35 MB.
+                    head._apply(lambda weight: torch.empty(weight.shape, device=device))
+                model.initialise(seed, only=f"{name}.")
         if is_quantized:
             chunks = {name: partial(checkpoint.chunks, source) for name, source in sources.items()}
             fill_quantized(model, chunks, dtype, device, filling)

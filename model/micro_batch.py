@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class MicroBatch:
         answers: target rows of one source row; the first answers of all rows come before the second ones. Dense rows
             lie with the answers of one source row side by side.
         host_ids: encoder and decoder tokens where the program runs; None: where they are, or nobody needs them there.
+        batch: the rows as they were read, for an objective that needs more of them than labels.
         reference: (B answers,) log-probability of each answer under a reference model; None: not known or not needed.
     """
 
@@ -49,6 +50,7 @@ class MicroBatch:
     answers: int = 1
     reference: Tensor | None = None
     host_ids: tuple[Tensor, Tensor] | None = None
+    batch: Any = None
 
     @property
     def num_labels(self) -> int:

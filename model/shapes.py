@@ -46,6 +46,7 @@ ALL = "all"
 FREEZE_SHORTHANDS = {"norms": "*norm.weight", "position_bias": "*bias.table"}
 TOKEN_ROWS = "token_rows"
 LABEL_HEAD = "label_head"  # Hugging Face calls it `classifier` or `classification_head`.
+EMBEDDING_HEAD = "embedding_head"  # sentence-transformers keeps its matrix in the folder `2_Dense`.
 # Role -> Hugging Face's name of the matrices that widen in feed-forward: without a gate, and with one.
 _WIDENING: tuple[dict[Role, str], dict[Role, str]] = ({"wi": "wi"}, {"gate": "wi_0", "wi": "wi_1"})
 _TABLE = "bias.table"
@@ -115,7 +116,10 @@ def stacks_of(c: T5ModelConfig) -> dict[Stack, int]:
 
 
 def label_head_weights(c: T5ModelConfig) -> Iterator[Weight]:
-    """The weights of a head over labels, in the order of the model; none without one."""
+    """The weights of a head over labels or of one that gives vectors, in the order of the model; none without one."""
+    if c.gives_vectors and c.embedding_size:
+        name = f"{EMBEDDING_HEAD}.dense.weight"
+        yield Weight(name, name, (c.embedding_size, c.d_model), "label head")
     if not c.num_labels:
         return
     hf_name = "classifier"

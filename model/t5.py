@@ -25,6 +25,7 @@ from devices.base import traits_of
 from devices.sizes import DRAWN_ELEMENTS
 from model.attention import Attention, PositionBias, attends_compiled
 from model.dropout import Dropout
+from model.embedding_head import EmbeddingHead
 from model.label_head import LabelHead, label_loss
 from model.layers import FeedForward, RMSNorm, residual_dtype
 from model.lora.form import AdapterInfo
@@ -191,6 +192,7 @@ class T5(nn.Module):
                 self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
             self.head = nn.Parameter(torch.empty(config.vocab_size, config.d_model)) if config.has_own_table else None
             self.label_head = LabelHead(config) if config.num_labels else None
+            self.embedding_head = EmbeddingHead(config) if config.gives_vectors else None
         # Only now allocate: dtypes differ by module, and on a GPU q, k and v are parts of one matrix.
         is_host = traits_of(torch.device(device)).is_host
         joined = set[nn.Parameter]()

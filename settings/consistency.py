@@ -38,6 +38,8 @@ RANKED_SHOWN = ("recall@K", "ndcg@K", "mrr")
 # Scores of predicted labels, and of predicted numbers.
 CLASS_SCORES = ("accuracy", "macro_f1", "matthews")
 NUMBER_SCORES = ("spearman", "pearson", "mse")
+# Scores of vectors: of how alike two texts are, and of what is found among the texts of all rows.
+EMBEDDING_SCORES = ("spearman", "pearson", "recall@1", "recall@10", "mrr@10", "ndcg@10")
 FLAG = "flag"
 
 
@@ -91,14 +93,14 @@ RULES = (
     ),
     Rule(
         lambda s: s.command in ("train", "plan") and MODEL_HEADS[s.head].task is None,
-        "--head = none, has no loss to train; use sequence or token",
+        "--head = none, has no loss to train; use sequence, token or embedding",
     ),
     Rule(
-        lambda s: MODEL_HEADS[s.head].has_labels and s.objective not in (AUTO, MODEL_HEADS[s.head].task),
-        "--objective = {objective}, --head={head} trains on labels; omit it",
+        lambda s: not MODEL_HEADS[s.head].writes_text and s.objective not in (AUTO, MODEL_HEADS[s.head].task),
+        "--objective = {objective}, --head={head} has an objective of its own; omit it",
     ),
     Rule(
-        lambda s: learns_labels(s.objective) and not MODEL_HEADS[s.head].has_labels,
+        lambda s: s.objective in TASKS and TASKS[s.objective].head not in (TEXT, s.head),
         "--objective = {objective}, is what --head={objective} trains on; name that instead",
     ),
     Rule(
@@ -120,7 +122,7 @@ RULES = (
     ),
     Rule(
         lambda s: MODEL_HEADS[s.head].needs_decoder and not s.num_decoder_layers,
-        "--num_decoder_layers = 0, an encoder writes no text; name a head: --head=sequence, token or none",
+        "--num_decoder_layers = 0, an encoder writes no text; name a head: --head=sequence, token, embedding or none",
     ),
     Rule(
         lambda s: s.num_decoder_layers and not MODEL_HEADS[s.head].takes_decoder,
@@ -173,6 +175,21 @@ RULES = (
         "end; lower it",
     ),
     Rule(
+        lambda s: not _are_sizes(s),
+        "--matryoshka_sizes = {matryoshka_sizes}, are wrong; allowed: numbers such as 256,128,64, none above the width "
+        "of the vectors",
+    ),
+    Rule(
+        lambda s: (
+            (s.embedding_loss == "distillation") > (s.teacher_vectors is not None or s.command not in ("train", "plan"))
+        ),
+        "--embedding_loss = distillation, needs vectors to learn; give --teacher_vectors",
+    ),
+    Rule(
+        lambda s: s.teacher_vectors is not None and s.embedding_loss not in (AUTO, "distillation"),
+        "--embedding_loss = {embedding_loss}, does not look at teacher_vectors; omit one of the two",
+    ),
+    Rule(
         lambda s: s.average_checkpoints == 1,
         "--average_checkpoints = 1, averages nothing; use 2 or more, or 0",
     ),
@@ -201,8 +218,10 @@ def check(config: Config, command: str = "") -> list[str]:
         command: that the settings are for; empty where it took them before.
     """
     best = config.train.metric_for_best
-    if learns_labels(config.data.objective):
-        problem = _label_score_problem(best, config.model.labels)
+    if config.model.gives_vectors:
+        problem = _head_score_problem(best, EMBEDDING_SCORES)
+    elif learns_labels(config.data.objective):
+        problem = _head_score_problem(best, label_scores(config.model.labels))
     else:
         problem = _answer_score_problem(best, config.metrics, config.answer.num_answers)
     return [*broken(RULES, config, command), *filter(None, [problem])]
@@ -241,6 +260,14 @@ def _is_other_over_decoder(s: Any, name: str) -> bool:
     return s.num_decoder_layers > 0 and name in fixed and getattr(s, name) not in (AUTO, fixed[name])
 
 
+def _are_sizes(s: Any) -> bool:
+    """Whether `matryoshka_sizes` are widths that the vectors have."""
+    if s.matryoshka_sizes is None:
+        return True
+    words = s.matryoshka_sizes.split(",")
+    return all(word.strip().isdecimal() and 0 < int(word) <= (s.embedding_size or s.d_model) for word in words)
+
+
 def _are_weights(text: str | None) -> bool:
     if text in (None, "balanced"):
         return True
@@ -251,9 +278,9 @@ def _are_weights(text: str | None) -> bool:
     return all(0 <= weight < math.inf for weight in weights) and any(weights)
 
 
-def _label_score_problem(best: str, labels: str) -> str:
-    """What is wrong with a `metric_for_best` of a head over labels; empty: nothing."""
-    allowed = ("loss", *label_scores(labels))
+def _head_score_problem(best: str, scores: tuple[str, ...]) -> str:
+    """What is wrong with a `metric_for_best` of a head with these scores; empty: nothing."""
+    allowed = ("loss", *scores)
     figure = _without_set(best)
     if figure in allowed:
         return ""

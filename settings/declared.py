@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from settings import optimizers
-from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
+from settings.consistency import CLASS_SCORES, EMBEDDING_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
 from settings.precedence import BY_USER, SAVED, model_presets, strength
-from settings.tasks import MODEL_HEADS, PREFERENCE_LOSSES, TASKS, task_for
+from settings.tasks import EMBEDDING_LOSSES, MODEL_HEADS, PREFERENCE_LOSSES, TASKS, task_for
 from support.language import LANGUAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_TOKENS = 65536  # An encoder reads no more.
 HEAD_EVAL_ROWS = 4096
-ON_TEXT = "objective=span|ul2|prefix|denoise|sequence|token"
-ON_LABELS = "objective=sequence|token"
+ON_TEXT = "objective=span|ul2|prefix|denoise|sequence|token|embedding"
+ON_LABELS = "objective=sequence|token|embedding"
 DEVICES = ("cuda", "mps", "cpu")  # files of devices/, in the order of choice
 
 
@@ -37,7 +37,7 @@ def _objective(s: Any) -> str:
     if of_command:
         return of_command[0]
     head = MODEL_HEADS[s.head]
-    if head.has_labels:
+    if head.has_labels or head.has_vectors:
         return str(head.task)
     # In what a run has saved, all columns are named.
     names_text = s.is_set("text_column") and s.origin("objective") != "file" and not s.is_finetune
@@ -124,8 +124,8 @@ class T5ModelConfig:
     decoder_start_token_id: int | None = defining(None, "id of the first decoder token; none: pad_token_id", low=0)
     head: str = defining(
         "text",
-        "output of the model: text, sequence (a label per row), token (a label per token) or none (the "
-        "encoder's hidden states)",
+        "output of the model: text, sequence (a label per row), token (a label per token), embedding (a vector per "
+        "text) or none (the encoder's hidden states)",
         choices=tuple(MODEL_HEADS),
     )
     labels: str | Auto = defining(
@@ -136,10 +136,10 @@ class T5ModelConfig:
     )
     pooling: str | Auto = defining(
         AUTO,
-        "what a sequence head reads: the mean over all tokens, the first token or the last one; auto: last "
-        "with a decoder, else mean",
+        "what a sequence or embedding head reads: the mean over all tokens, the first token or the last one; auto: "
+        "last with a decoder, else mean",
         choices=("mean", "first", "last"),
-        needs="head=sequence",
+        needs="head=sequence|embedding",
     )
     head_kind: str | Auto = defining(
         AUTO,
@@ -148,6 +148,14 @@ class T5ModelConfig:
         choices=("dense", "linear"),
         needs="head=sequence|token",
     )
+    embedding_size: int = defining(
+        0,
+        "width of the vectors that an embedding head gives, by a matrix after the pooling; 0: d_model, without one",
+        low=0,
+        high=65536,
+        needs="head=embedding",
+    )
+    normalize: bool = defining(True, "scale the vectors of an embedding head to length 1", needs="head=embedding")
 
     @property
     def is_text(self) -> bool:
@@ -178,6 +186,16 @@ class T5ModelConfig:
     def pools_rows(self) -> bool:
         """Whether a row has one output, and not each of its tokens."""
         return MODEL_HEADS[self.head].pools_rows
+
+    @property
+    def gives_vectors(self) -> bool:
+        """Whether its outputs are vectors of texts."""
+        return MODEL_HEADS[self.head].has_vectors
+
+    @property
+    def vector_size(self) -> int:
+        """Width of the vectors of texts."""
+        return self.embedding_size or self.d_model
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -235,13 +253,27 @@ class DataConfig(Noting):
     )
     text_column: str = defining(
         "text",
-        "text column for pretraining; if set, the run trains on this text even if the file has prompts and responses",
+        "text column for pretraining; if set, the run trains on this text even if the file has prompts and responses; "
+        "for --head=embedding the columns of the texts of a row, separated by commas",
         needs=ON_TEXT,
     )
     label_column: str = defining(
         "label",
-        "label column for --head: one label per text, or a list or string with one label per token",
+        "label column for --head: one label per text, a list or string with one label per token, or for embedding how "
+        "alike two texts are",
         needs=ON_LABELS,
+    )
+    query_prompt: Text | None = defining(
+        None, "text before the first text of each row, which documents are looked for with", needs="head=embedding"
+    )
+    document_prompt: Text | None = defining(
+        None, "text before the other texts of each row, which are looked for", needs="head=embedding"
+    )
+    teacher_vectors: str | None = defining(
+        None,
+        "vectors that those of the texts of train_file are to become, one a row: .npy, or .parquet with a column "
+        "vector, as embed writes it",
+        needs="head=embedding",
     )
     prepare_text: str = defining(
         "none",
@@ -413,6 +445,22 @@ class TrainConfig(Noting):
         "balanced (inverse to their frequency); none: 1 each",
         needs="head=sequence|token",
     )
+    embedding_loss: str | Auto = defining(
+        AUTO,
+        "contrastive (the texts of a row against all others of the step), cosent or regression (how alike two texts "
+        "are), or distillation (teacher_vectors); auto: by what a row has",
+        choices=EMBEDDING_LOSSES,
+        needs="head=embedding",
+    )
+    contrastive_temperature: float = defining(
+        0.05, "cosines are divided by this in contrastive and cosent losses", above=0.0, needs="head=embedding"
+    )
+    matryoshka_sizes: str | None = defining(
+        None,
+        "widths to which vectors may be cut, such as 256,128,64: the loss is summed over them; none: the whole vector "
+        "alone",
+        needs="head=embedding",
+    )
     eval_steps: int | Auto = setting(AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", low=1)
     eval_rows: int = setting(
         64,
@@ -420,7 +468,7 @@ class TrainConfig(Noting):
         unit="rows",
         low=1,
         derived=Derived(
-            "4096 with a head", lambda s: HEAD_EVAL_ROWS if MODEL_HEADS[s.head].has_labels else s.eval_rows
+            "4096 with a head", lambda s: s.eval_rows if MODEL_HEADS[s.head].writes_text else HEAD_EVAL_ROWS
         ),
     )
     save_steps: int | Auto = setting(AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", low=1)
@@ -440,8 +488,8 @@ class TrainConfig(Noting):
     metric_for_best: str = setting(
         "loss",
         f"metric that selects the best checkpoint: loss, a score of answers ({', '.join((*SCORES, *RANKED_SHOWN))}), "
-        f"of labels ({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}) or a metric of your own in Python; NAME/loss for "
-        f"one of several validation sets",
+        f"of labels ({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}), of vectors ({', '.join(EMBEDDING_SCORES)}) or a metric "
+        f"of your own in Python; NAME/loss for one of several validation sets",
     )
 
 

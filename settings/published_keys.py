@@ -195,7 +195,7 @@ CONFIG_KEYS = _keys(
         Key(REFUSED, "several labels per text", ("single_label_classification", "regression"), _labels_texts),
     ),
     (
-        "head pooling head_kind",
+        "head pooling head_kind embedding_size normalize",
         Key(USED, "written here: the head over labels, of which transformers has no class of its own"),
     ),
     ("label2id finetuning_task", Key(IDLE, "the same as id2label")),

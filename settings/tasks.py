@@ -44,6 +44,7 @@ class HeadFacts:
         hub_name: the Hugging Face Hub's name for what it does.
         writes_text: whether it writes answers token by token.
         has_labels: whether its outputs are labels.
+        has_vectors: whether its outputs are vectors of texts, and the loss compares those of a whole step.
         needs_decoder, takes_decoder: whether there has to be a decoder, and whether there may be one.
         pools_rows: whether a row has one output, and not each of its tokens.
         is_dense: whether there is a dense layer before the outputs where `head_kind` is auto.
@@ -55,6 +56,7 @@ class HeadFacts:
     hub_name: str
     writes_text: bool = False
     has_labels: bool = False
+    has_vectors: bool = False
     needs_decoder: bool = False
     takes_decoder: bool = False
     pools_rows: bool = False
@@ -76,6 +78,9 @@ TASKS = {
     ),
     "token": TaskFacts(
         "token_labels:TokenLabels", "a text and a label for each of its words or letters", head="token", finetunes=True
+    ),
+    "embedding": TaskFacts(
+        "embedding:Embedding", "texts that belong together, or how alike they are", head="embedding", finetunes=True
     ),
 }
 
@@ -122,7 +127,16 @@ MODEL_HEADS = {
     "token": HeadFacts(
         "token", ("generate", "evaluate", "serve", "embed", "export"), "token-classification", has_labels=True
     ),
+    "embedding": HeadFacts(
+        "embedding",
+        ("embed", "evaluate", "serve", "export"),
+        "sentence-similarity",
+        has_vectors=True,
+        pools_rows=True,
+    ),
 }
+# What is minimised over the texts of a step; the formulas are in `engine.objectives.embedding`.
+EMBEDDING_LOSSES = ("contrastive", "cosent", "regression", "distillation")
 
 
 def is_pretraining(objective: str) -> bool:

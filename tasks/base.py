@@ -31,7 +31,8 @@ from support.language import say
 from support.storage import Once
 
 if TYPE_CHECKING:
-    from engine.blockwise import Objective
+    from engine.blockwise import Blockwise, Objective
+    from model.micro_batch import MicroBatch
     from model.t5 import T5
 
 Outputs = NDArray[np.float32]  # (R, L) of a head over labels, for each row or each token of all rows
@@ -346,6 +347,21 @@ class BaseTask:
             for (source, target), key in zip(lengths, keys, strict=True)
         ]
         return collate(rows, model.pad_token_id)
+
+    def predicted(
+        self,
+        blockwise: Blockwise,
+        batch: Batch,
+        micro_batch: MicroBatch,
+        tokenizer: Tokenizer,
+        names: Sequence[str],
+    ) -> tuple[str, str]:
+        """What the head of a model says of a batch of one row, and what the data says, as text for the screen.
+
+        Args:
+            micro_batch: the batch on the device. names: of the labels.
+        """
+        raise NotImplementedError
 
     def new_scores(self, names: Sequence[str], write: Watch | None = None) -> Scores:
         """What counts scores while the loss is measured.

@@ -35,7 +35,8 @@ from support.terminal import width
 from tasks.base import BaseTask, Outputs, Scores, Watch, random_ids, random_keys
 
 if TYPE_CHECKING:
-    from engine.blockwise import Objective
+    from engine.blockwise import Blockwise, Objective
+    from model.micro_batch import MicroBatch
     from model.t5 import T5
 
 DIGITS = 6  # Probabilities are rounded to so many digits.
@@ -291,12 +292,18 @@ class LabelOutputs(BaseTask):
         """For each row of a batch a JSON line with its predictions and its labels."""
         raise NotImplementedError
 
-    def predictions_and_labels(self, batch: Batch, outputs: Outputs, names: Sequence[str]) -> tuple[str, str]:
-        """The predictions for a batch of one row, and its labels, both as text for the screen."""
+    def predicted(
+        self,
+        blockwise: Blockwise,
+        batch: Batch,
+        micro_batch: MicroBatch,
+        tokenizer: Tokenizer,
+        names: Sequence[str],
+    ) -> tuple[str, str]:
+        (logits,) = blockwise.predict([micro_batch])
         labels = cells(flat_labels(batch), names)
-        predicted = [
-            None if label is None else cell for cell, label in zip(predictions(outputs, names), labels, strict=True)
-        ]
+        of_all = predictions(logits.float().cpu().numpy(), names)
+        predicted = [None if label is None else cell for cell, label in zip(of_all, labels, strict=True)]
         if len(labels) > 1:  # End of text has no label.
             predicted.pop()
             labels.pop()

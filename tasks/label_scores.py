@@ -95,8 +95,8 @@ class LabelScores(Scores):
             return {}
         return {
             "mse": float(np.mean((labels - predictions) ** 2)),
-            "pearson": _correlation(labels, predictions),
-            "spearman": _correlation(_ranks(labels), _ranks(predictions)),
+            "pearson": correlation(labels, predictions),
+            "spearman": correlation(ranks(labels), ranks(predictions)),
         }
 
     def _scores_of_classes(self) -> dict[str, float]:
@@ -141,12 +141,12 @@ class LabelScores(Scores):
         return rows if len(rows) > 1 else []
 
 
-def _ranks(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+def ranks(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     _, index, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[index]
 
 
-def _correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+def correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
     one = one - one.mean()
     other = other - other.mean()
     size = float(np.sqrt((one @ one) * (other @ other)))

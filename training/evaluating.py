@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import cast
 
 from data.batches.collate import Batch
 from data.tokenizers.pieces import BROKEN
@@ -15,7 +14,6 @@ from memory.cleanup import free_failed
 from settings.fields import AUTO
 from support.language import join, say
 from support.units import MIB
-from tasks.label_outputs import LabelOutputs
 from training.evaluation import losses
 from training.evaluation.answers import AnswerBudget, AnswerWriter
 from training.evaluation.losses import Evaluation
@@ -224,12 +222,12 @@ def _written_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[str,
 
 
 def _predicted_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[str, str, str]]:
-    """Labels that a head predicts, twice, and those that the data says."""
-    task = cast(LabelOutputs, live.task)
+    """What a head says, twice, and what the data says."""
     for batch in batches:
         micro_batch = to_micro_batch(batch, live.shape, live.device.torch_device)
-        (logits,) = live.engine.blockwise.predict([micro_batch])
-        predicted, labels = task.predictions_and_labels(batch, logits.float().cpu().numpy(), live.run.prepared.labels)
+        predicted, labels = live.task.predicted(
+            live.engine.blockwise, batch, micro_batch, live.run.tokenizer, live.run.prepared.labels
+        )
         yield predicted, predicted, labels
 
 

@@ -20,7 +20,8 @@ from devices.base import Device, DtypeChoice, dtype_of, name_of, traits_of
 from devices.kernels.calls import kernels, use
 from devices.malloc import HeapTrimmer, tune_malloc
 from devices.threads import use_threads
-from engine.blockwise import Blockwise
+from engine.blockwise import Blockwise, Objective
+from engine.objectives.embedding import EmbeddingObjective
 from engine.objectives.labels import LabelObjective
 from engine.weight_offload.store import offloaded_store
 from engine.weights import weight_store_for
@@ -203,7 +204,11 @@ def load_model(
     t5 = hf_format.load(saved.base, storage, device.torch_device, expect=shape, allocate=allocate, filling=filling)
     adapters = attach(t5, list(saved.adapters), saved.base) if saved.adapters else None
     weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
-    objective = LabelObjective(t5.label_head) if t5.label_head is not None else None
+    objective: Objective | None = None
+    if t5.label_head is not None:
+        objective = LabelObjective(t5.label_head)
+    if t5.embedding_head is not None:
+        objective = EmbeddingObjective(t5.embedding_head)
     heap = HeapTrimmer("small" if device.is_separate_memory else "fast")
     blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
     template = template_of(config.data, saved.tokenizer)

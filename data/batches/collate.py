@@ -1,9 +1,10 @@
-"""Rows of different lengths, and pairs of answers to one prompt, as one rectangular batch."""
+"""Rows of different lengths, pairs of answers to one prompt, and texts to be compared, as one rectangular batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from devices.sizes import LENGTH_MULTIPLE
 
 IGNORED_LABEL = -100  # The loss skips these labels, as in Hugging Face models.
+KEY_STEP = 0x9E3779B97F4A7C15  # The keys of the texts of a row lie so far apart: 2^64 divided by the golden ratio.
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,25 @@ class LabelledRow:
         return len(self.input_ids), len(self.input_ids) * self.decodes
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingRow:
+    """Texts that belong together or are more or less alike, or a text and the vector that it should have.
+
+    Args:
+        texts: (S,) token ids of each text, with end of text.
+        targets: (1,) how alike two texts are, NaN where they belong together; or (W,), W above 1, the vector.
+        key: random key of this row.
+    """
+
+    texts: Sequence[NDArray[np.int64]]
+    targets: NDArray[np.float32]
+    key: int
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        return sum(map(len, self.texts)), 0
+
+
 @dataclass(frozen=True)
 class Batch:
     """What one forward sees, in numpy.
@@ -113,6 +134,11 @@ class Batch:
     def num_labels(self) -> int:
         """What the loss is averaged over: labels that carry one."""
         return int((self.labels != IGNORED_LABEL).sum())
+
+    @property
+    def encoder_lengths(self) -> NDArray[np.int64]:
+        """(B,) encoder tokens of each row, all its texts together."""
+        return self.input_lengths
 
     @property
     def decoder_lengths(self) -> NDArray[np.int64]:
@@ -160,7 +186,41 @@ class LabelledBatch(Batch):
         return int((~is_masked).sum())
 
 
-AnyRow = Row | PreferenceRow | LabelledRow
+@dataclass(frozen=True)
+class EmbeddingBatch(Batch):
+    """R texts of B rows, those of a row side by side; `input_ids`, `input_lengths` and `keys` are of the texts.
+
+    Args:
+        labels: (R, 1) int64, a number for each text, the same for equal texts.
+        target_lengths: (R,) zeros.
+        row_texts: (B,) int64, how many texts each row has.
+        targets: of each row; see `EmbeddingRow`.
+    """
+
+    row_texts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    targets: Sequence[NDArray[np.float32]] = ()
+    reads_inputs: ClassVar[bool] = True
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_texts)
+
+    @property
+    def num_labels(self) -> int:
+        """What the loss is averaged over: rows."""
+        return self.num_rows
+
+    @property
+    def encoder_lengths(self) -> NDArray[np.int64]:
+        lengths: NDArray[np.int64] = np.add.reduceat(self.input_lengths, np.cumsum(self.row_texts) - self.row_texts)
+        return lengths
+
+    @property
+    def decoder_lengths(self) -> NDArray[np.int64]:
+        return np.zeros(self.num_rows, np.int64)
+
+
+AnyRow = Row | PreferenceRow | LabelledRow | EmbeddingRow
 
 
 def flat_labels(batch: Batch) -> NDArray[Any]:
@@ -212,7 +272,30 @@ def collate_labels(rows: Sequence[LabelledRow], pad_token_id: int) -> LabelledBa
     )
 
 
-def _inputs(rows: Sequence[AnyRow], pad_token_id: int) -> dict[str, NDArray[np.int64]]:
+def collate_texts(rows: Sequence[EmbeddingRow], pad_token_id: int) -> EmbeddingBatch:
+    """Pad the texts of rows; see `collate`."""
+    texts = [text for row in rows for text in row.texts]
+    # Each text has a key of its own, since a key fixes the dropout of one text.
+    keys = [(row.key + number * KEY_STEP) % 2**64 for row in rows for number in range(len(row.texts))]
+    return EmbeddingBatch(
+        input_ids=_pad(texts, pad_token_id),
+        input_lengths=_lengths(texts),
+        labels=np.array([[_text_number(text)] for text in texts], np.int64),
+        target_lengths=np.zeros(len(texts), np.int64),
+        keys=np.array(keys, np.uint64).view(np.int64),
+        references=None,
+        row_texts=_lengths([row.texts for row in rows]),
+        targets=[row.targets for row in rows],
+    )
+
+
+def _text_number(ids: NDArray[np.int64]) -> int:
+    """63 bits that equal texts share."""
+    digest = hashlib.blake2b(ids.astype("<i8").tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _inputs(rows: Sequence[Row | PreferenceRow | LabelledRow], pad_token_id: int) -> dict[str, NDArray[np.int64]]:
     """What a batch holds of its texts."""
     ids = [row.input_ids for row in rows]
     keys = np.array([row.key for row in rows], np.uint64).view(np.int64)
@@ -224,7 +307,7 @@ def _targets(labels: Sequence[NDArray[np.int64]]) -> dict[str, NDArray[np.int64]
     return {"labels": _pad(labels, IGNORED_LABEL), "target_lengths": _lengths(labels)}
 
 
-def _lengths(sequences: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+def _lengths(sequences: Sequence[Sized]) -> NDArray[np.int64]:
     return np.array(list(map(len, sequences)), np.int64)
 
 

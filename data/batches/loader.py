@@ -59,6 +59,7 @@ class TokenRows(Sequence[dict[str, Any]]):
         self._rows = rows
         self._id_columns = [name for name in format.columns if name != format.label_column]
         self._label_column = format.label_column
+        self._has_targets = format.has_targets
         self._vocab_size = vocab_size
         self._folder = folder
         self._num_labels = num_labels
@@ -102,8 +103,8 @@ class TokenRows(Sequence[dict[str, Any]]):
         )
 
     def _are_labels(self, labels: Any, tokens: int) -> bool:
-        """Whether these are labels of a text of so many tokens: one, or one for each."""
-        if not isinstance(labels, np.ndarray) or len(labels) not in (1, tokens):
+        """Whether these are labels of a text of so many tokens: one, or one for each; or the targets of a row."""
+        if not isinstance(labels, np.ndarray) or not (self._has_targets or len(labels) in (1, tokens)):
             return False
         if not self._num_labels:
             return bool(labels.dtype.kind == "f")
@@ -195,7 +196,8 @@ class StepLoader:
         digest = hashlib.sha256(f"{self.num_rows} {self._tokens}".encode())
         for number in np.unique(np.linspace(0, self.num_rows - 1, CONTENT_ROWS).astype(np.int64)).tolist():
             for ids in self._rows[number].values():
-                digest.update(ids.astype("<i8").tobytes())
+                with np.errstate(invalid="ignore"):  # A target may be NaN.
+                    digest.update(ids.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
     def micro_batches(

@@ -145,7 +145,7 @@ def _made(shares: Iterable[Iterable[Batch]]) -> tuple[Lengths, Lengths]:
     """Encoder and decoder tokens of batches that are read or made, those of each share in a row."""
     sides = list[NDArray[np.int64]]()
     for batches in shares:
-        lengths = [np.stack([batch.input_lengths, batch.decoder_lengths]) for batch in batches]
+        lengths = [np.stack([batch.encoder_lengths, batch.decoder_lengths]) for batch in batches]
         sides.append(np.concatenate([np.zeros((2, 0), np.int64), *lengths], axis=1))
     most = max(1, *(side.shape[1] for side in sides))
     padded = np.stack([np.pad(side, ((0, 0), (0, most - side.shape[1]))) for side in sides])

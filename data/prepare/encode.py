@@ -44,6 +44,7 @@ class Encoded:
         empty: blank rows that were left out; dropped: those that cleaning left out.
         text_bytes: UTF-8 of what came in.
         references: of pairs the ids of all right answers but the first, each with end of text; None: no row has any.
+        row_texts: (rows,) texts of each row where the first column holds several; None: each row is one text.
     """
 
     columns: Sequence[Column]
@@ -54,6 +55,11 @@ class Encoded:
     text_bytes: int
     dropped: Dropped = field(default_factory=Dropped)
     references: Column | None = None
+    row_texts: Counts | None = None
+
+    @property
+    def num_texts(self) -> int:
+        return self.num_rows if self.row_texts is None else int(self.row_texts.sum())
 
     @property
     def num_rows(self) -> int:
@@ -70,6 +76,7 @@ class Encoded:
             empty=0,
             text_bytes=0,
             references=None if self.references is None else _selected(self.references, rows),
+            row_texts=None if self.row_texts is None else self.row_texts[rows],
         )
 
     def with_references(self) -> list[Column]:

@@ -175,7 +175,7 @@ class Split:
         counts_of_part = self.parts.setdefault(part, {"name": part, "rows": 0, "tokens": 0})
         counts_of_part["rows"] += rows
         counts_of_part["tokens"] += tokens
-        self.counts["texts"] += rows
+        self.counts["texts"] += encoded.num_texts
         self.counts["tokens"] += tokens
         self.counts["unknown_tokens"] += int(encoded.unknown.sum())
         self.counts["cut_rows"] += int(np.count_nonzero(cut))

@@ -52,6 +52,7 @@ ROUNDING_BYTES = 21  # Random bits of rounding to bf16, for each element of an u
 # block.
 SMALL_SHARE = 0.015
 PIECES_SHARE = 1.1
+VECTOR_PIECES = 3  # The scores of a piece of all texts, which of them are no negatives, and their exponentials.
 Parts = dict[str, int]
 
 
@@ -235,6 +236,9 @@ class StepEstimate:
             "saved blocks": self._saved(self._saved_blocks[ENCODER], self._saved_blocks[DECODER]),
             "position bias": sum(block.bias_bytes() for block in self._blocks.values()),
         }
+        if model.gives_vectors:
+            parts["checkpointed activations"] = self._checkpointed(model.num_layers, 0) + self._pooled()
+            return {**parts, "vectors": _vectors(self._work, self._work.rows, self._choice.loss_chunk_bytes)}
         if model.num_labels:
             return {**parts, "label head": _label_head(self._work, self._choice, self._tokens, has_gradient=True)}
         # Hidden states of the tokens that are judged, and their gradient.
@@ -244,6 +248,15 @@ class StepEstimate:
             "logits": _logits(self._work, self._choice, self._labels, has_gradient=True) + judged,
             "weights in compute dtype": _head_in_compute_dtype(self._work, self._choice, self._machine, self._labels),
         }
+
+    def _pooled(self) -> int:
+        """The input of the final norm, which is recomputed where all blocks are."""
+        tokens = self._together.source * self._work.model.d_model
+        return (
+            tokens * self._narrow_bytes()
+            if self._saved_blocks[ENCODER] == 0
+            else 2 * self._together.source * self._stream_bytes()
+        )
 
     def _decoder_backward(self, complete: int) -> Parts:
         """Inside a decoder block, after the backward of `complete` later ones."""
@@ -534,6 +547,14 @@ def _label_head(work: Workload, choice: ExecutionPlan, tokens: Tokens, has_gradi
     return 4 * own * (model.d_model * copies + model.num_labels * 3)
 
 
+def _vectors(work: Workload, rows: int, chunk_bytes: int) -> int:
+    """The vectors of the texts of rows, pooled, as the head gives them and of length 1, their gradients, and a piece of
+    the scores of all with all.
+    """
+    texts = math.ceil(rows * work.texts)
+    return 4 * texts * (3 * work.model.d_model + 4 * work.model.vector_size) + VECTOR_PIECES * chunk_bytes
+
+
 def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
     """One evaluation batch on its way through the widest block or the head."""
     model = work.model
@@ -547,6 +568,8 @@ def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) ->
         sizes.append(_head_in_compute_dtype(work, choice, machine, tokens.target))
     else:
         head = _label_head(work, choice, tokens, has_gradient=False)
+        if model.gives_vectors:  # Those of all rows of an evaluation are compared.
+            between += _vectors(work, work.evaluation_shapes.sources.size, choice.loss_chunk_bytes)
     working = max(block.forward() for block in blocks)
     return {"one block": max(working, head) + between, "weights in compute dtype": max(sizes)}
 

@@ -185,6 +185,7 @@ class Workload:
         evaluation: the same of evaluation's rows, as one step.
         sample_rows: answers written at the end.
         answers: decoder rows of one encoder row; their tokens count together.
+        texts: of one row that are compared with those of other rows, on average; their tokens count together.
         trained: what is trained; None: all weights.
         adapted: what adapters change of what a block saves.
         steps: of the whole run; None: not known.
@@ -202,6 +203,7 @@ class Workload:
     evaluation: Shapes | None = None
     sample_rows: int = 3
     answers: int = 1
+    texts: float = 1.0
     trained: TrainedWeights | None = None
     adapted: Adapted = NO_ADAPTERS
     mapped: tuple[str, int] = ("", 0)

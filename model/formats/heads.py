@@ -19,9 +19,10 @@ from settings.tasks import MODEL_HEADS
 
 EMBEDDING = "shared.weight"
 HEAD = "lm_head.weight"
-LABEL_HEADS = ("classifier.", "classification_head.")  # The names of heads over labels begin with these.
+# The names of the tensors of heads begin with these.
+LABEL_HEADS = ("classifier.", "classification_head.", "embedding_head.")
 # Keys of our own in config.json, of a model with another head than one over the vocabulary.
-HEAD_FIELDS = ("head", "pooling", "head_kind")
+HEAD_FIELDS = ("head", "pooling", "head_kind", "embedding_size", "normalize")
 # Settings in which an encoder may differ from the checkpoint that it is taken from.
 ENCODER_FIELDS = (
     *HEAD_FIELDS,
@@ -103,7 +104,7 @@ TOKEN_CLASS = replace(
     modules_to_save=("classifier",),
 )
 CLASSES = (TEXT_CLASS, SEQUENCE_CLASS, TOKEN_CLASS, ENCODER_CLASS)
-_BY_HEAD = dict(zip((TEXT, SEQUENCE, TOKEN, "none"), CLASSES, strict=True))
+_BY_HEAD = {**dict(zip((TEXT, SEQUENCE, TOKEN, "none"), CLASSES, strict=True)), "embedding": ENCODER_CLASS}
 HEAD_KINDS = ("linear", "dense")  # The index is `is_dense`.
 
 

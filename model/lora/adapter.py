@@ -73,8 +73,8 @@ def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, 
     """
     matrices = linears(model)
     model.requires_grad_(False)
-    if model.label_head is not None:
-        model.label_head.requires_grad_(True)
+    for head in filter(None, (model.label_head, model.embedding_head)):
+        head.requires_grad_(True)
     adapters = {}
     for index, path in enumerate(adapted_paths(model.config, settings)):
         linear = matrices[path]

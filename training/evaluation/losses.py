@@ -12,6 +12,7 @@ from data.batches.collate import Batch
 from engine.blockwise import Blockwise, Objective
 from engine.step import to_micro_batch
 from tasks.base import Scores
+from training.evaluation.stopping import LOSS
 from training.processes.group import Group
 
 
@@ -78,14 +79,16 @@ def evaluate(
     blockwise.objective.clear()
     for batch in batches:
         part = to_micro_batch(batch, blockwise.model.config, device)
-        sums += torch.tensor([float(blockwise.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
+        sums += torch.tensor([float(blockwise.loss([part])), batch.num_labels, batch.num_rows], dtype=torch.float64)
         scores.watch(batch, blockwise.objective)
     loss, tokens, rows = group.all_reduce_sum(*sums.tolist())
     metrics = mean_metrics(blockwise.objective, tokens, group)
     blockwise.objective.clear()
     scores.gather(group)
     metrics |= scores.result()
-    return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics, blockwise.model.config.is_text)
+    # Scores that have seen all rows may know a loss that is more than a mean over batches.
+    mean = metrics.pop(LOSS, loss / max(tokens, 1.0))
+    return Evaluation(mean, int(tokens), int(rows), metrics, blockwise.model.config.is_text)
 
 
 def mean_metrics(objective: Objective, count: float, group: Group) -> dict[str, float]:

@@ -13,17 +13,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from settings.fields import counted
 from support.language import say
 from training.report.run_files import LESS_IS_BETTER
 
 LOSS = "loss"
-
-
-def needs_answers(metric: str) -> bool:
-    """Whether a metric is measured on answers, not on all rows of an evaluation."""
-    return metric.rpartition("/")[2] not in (LOSS, *CLASS_SCORES, *NUMBER_SCORES)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from settings.tasks import learns_labels, task_named
 from support.language import join, say
 from tasks.base import BaseTask
 from training.checkpoints.state import TrainingState, read_training_state
-from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
+from training.evaluation.stopping import LOSS, MeasuredOn
 from training.report.heartbeat import PREPARING_FILE
 from training.setup.answer_list import AnswerList, describe, read_list, unlisted_note
 from training.setup.base import Start
@@ -330,7 +330,8 @@ def taken_up(state: TrainingState, now: dict[str, Any], metric: str) -> tuple[Tr
             now_held_out=f"{now['held_out_rows']:,}",
         )
         return dataclasses.replace(state, best_eval_loss=None, best_evaluation=None, best_metric=None), [note]
-    decisive_rows = "answered_rows" if needs_answers(metric) else "eval_rows"
+    # Where no answers are written, a score is one of all rows that are read.
+    decisive_rows = "answered_rows" if now["answered_rows"] and metric.rpartition("/")[2] != LOSS else "eval_rows"
     notes: list[str] = []
     measured: list[tuple[str, str, dict[str, Any]]] = [
         (LOSS, "eval_rows", {"best_eval_loss": None, "best_evaluation": None}),

@@ -20,6 +20,7 @@ from data.prepare.looking import look
 from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.training_data import file_problems, find_training_data, held_out_sources
 from data.prepare.writing import HELD_OUT_ONE_IN
+from data.sources.embedding_columns import USUAL_TEXTS
 from memory.estimate.precision import BFLOAT16, FLOAT32
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_times, remaining_work
@@ -52,6 +53,7 @@ class RunRows:
         lengths: tokens of the rows of all steps to come; None: each row as long as the longest.
         evaluation: the same for the rows of one evaluation.
         sample: the first rows, which all of this was estimated from; None: it was not estimated.
+        texts: of a row whose texts are compared with those of other rows, on average.
     """
 
     objective: str
@@ -63,6 +65,7 @@ class RunRows:
     lengths: Shapes | None = None
     evaluation: Shapes | None = None
     sample: LengthEstimate | None = None
+    texts: float = USUAL_TEXTS
 
     @classmethod
     def longest_allowed(cls, data: DataConfig, objective: str, eval_rows: int) -> RunRows:
@@ -96,6 +99,7 @@ class RunRows:
             validation.num_rows,
             _shapes(lengths, None if train.max_tokens == math.inf else int(train.max_tokens)),
             _shapes(evaluation, None),
+            texts=data.counts["train_texts"] / max(1, data.counts["train_rows"]),
         )
 
     @classmethod
@@ -189,7 +193,8 @@ class RunSpec:
         """The work of one step on one process, as the estimates take it."""
         work = make_work(self.config, self.machine, self.rows.source_tokens, self.rows.target_tokens)
         mapped = mapped_base(self.config.train, self.config.lora, self.config.data, self.config.model)
-        return replace(work, shapes=self.rows.lengths, evaluation=self.rows.evaluation, mapped=mapped)
+        rows = self.rows
+        return replace(work, shapes=rows.lengths, evaluation=rows.evaluation, texts=rows.texts, mapped=mapped)
 
     @property
     def config_with_steps(self) -> Config:

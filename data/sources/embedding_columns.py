@@ -1,0 +1,200 @@
+"""The columns of texts that belong together or are more or less alike, and of texts with the vectors to become.
+
+A file says by the names of its columns what its rows are, as the data sets of sentence-transformers name them:
+
+    texts that belong together:   anchor, positive, and negative, negative_1 ... where there are some
+    alike by a number:            sentence1, sentence2, score
+    with a vector to become:      text, beside a file of vectors
+
+Cells of positives and negatives may be lists of texts (`query, pos, neg`). Each file has columns of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from data.sources.columns import PLAIN, Columns, Record, RowOf
+from data.sources.expressions import ANSWERS, NUMBER, TEXT, Cell, Shapes
+from data.text.cells import spelled
+from data.text.conversations import TextRow
+from settings.declared import DataConfig
+from settings.errors import UserError
+from settings.fields import listed
+from support.language import say
+
+FIRST_TEXTS = ("anchor", "query", "question", "sentence1", "sentence_A", "text1")
+SECOND_TEXTS = ("positive", "pos", "positives", "document", "passage", "answer", "sentence2", "sentence_B", "text2")
+NEGATIVES = ("negative", "neg", "negatives")  # Numbers may follow: negative_1.
+SCORES = ("score", "similarity_score", "similarity", "label")
+VECTOR = "vector"  # The column of a Parquet file of vectors, as `commands.embed` writes it.
+MOST_TEXTS = 64  # A row has no more texts,
+USUAL_TEXTS = 3  # and usually these: what is looked for, what is found, and what is not to be found.
+DEFAULTS = DataConfig()
+NO_NUMBER = np.full(1, np.nan, np.float32)
+
+
+class FileColumns(NamedTuple):
+    """The columns of one file: those of the texts, the most important first, and that of the number; empty: none."""
+
+    texts: tuple[str, ...]
+    score: str = ""
+
+
+@dataclass(frozen=True)
+class EmbeddingColumns(Columns):
+    """Columns of texts, and of a number that says how alike they are.
+
+    Args:
+        named: the columns of the texts where a setting names them; none: by the names that a file has.
+        score: the column of the number where a setting names it.
+        vectors: the file with a vector for each row; empty: there is none.
+    """
+
+    named: tuple[str, ...] = ()
+    score: str = ""
+    vectors: str = ""
+
+    @classmethod
+    def of_settings(cls, data: DataConfig, names: Sequence[str]) -> EmbeddingColumns:
+        """The columns that the settings name, of files of which the first has these columns."""
+        named: tuple[str, ...] = ()
+        if data.text_column != DEFAULTS.text_column:
+            named = tuple(word.strip() for word in data.text_column.split(","))
+        score = data.label_column if data.label_column != DEFAULTS.label_column else ""
+        columns = cls((), named=named, score=score, vectors=data.teacher_vectors or "")
+        return cls(columns.of_file(names).texts, named=named, score=score, vectors=columns.vectors)
+
+    def of_file(self, names: Sequence[str]) -> FileColumns:
+        """The columns of a file.
+
+        Args:
+            names: of all its columns.
+        """
+        if self.named:
+            texts = self.named
+        else:
+            first = [name for name in FIRST_TEXTS if name in names][:1]
+            second = [name for name in SECOND_TEXTS if name in names][:1]
+            negatives = [name for name in names if name.rstrip("_0123456789") in NEGATIVES]
+            texts = (*first, *second, *negatives) if first and second else (DEFAULTS.text_column,)
+        if self.score:
+            return FileColumns(texts, self.score)
+        has_score = len(texts) == 2
+        return FileColumns(texts, next((name for name in SCORES if has_score and name in names), ""))
+
+    @property
+    def form(self) -> str:
+        return PLAIN if len(self.texts) == 1 else "texts"
+
+    def missing(self, file: object, problems: str, names: Sequence[str]) -> str:
+        return say(
+            "{file}: {problems}; columns: {columns}; name the texts of a row with --text_column=anchor,positive and "
+            "how alike two texts are with --label_column",
+            file=file,
+            problems=problems,
+            columns=listed(names),
+        )
+
+    def sides(self) -> list[str]:
+        return [*self.texts, *filter(None, [self.score, self.vectors])]
+
+    def cells(self) -> list[str]:
+        return list(self.texts)
+
+    def kinds(self, names: Sequence[str]) -> dict[str, Shapes]:
+        columns = self.of_file(names)
+        kinds = dict.fromkeys(columns.texts, TEXT | ANSWERS)
+        return {**kinds, columns.texts[0]: TEXT, **({columns.score: TEXT | NUMBER} if columns.score else {})}
+
+    def row_of(self, names: Sequence[str]) -> RowOf:
+        columns = self.of_file(names)
+        if len(columns.texts) > 1 or not self.vectors:
+            return partial(self._row, columns)
+        vectors = vectors_in(self.vectors)
+        return lambda record: (_text(columns.texts[0], record), packed(self._next(vectors)))
+
+    def _row(self, columns: FileColumns, record: Record) -> TextRow:
+        """The texts of a record, and its number."""
+        texts = [_text(columns.texts[0], record)]
+        for name in columns.texts[1:]:
+            texts += Cell(name, shapes=TEXT | ANSWERS).texts(record)
+        if not all(map(str.strip, texts)):
+            raise ValueError(say("{names} has an empty text", names=listed(columns.texts)))
+        if len(texts) > MOST_TEXTS:
+            raise ValueError(say("has {count} texts, and at most {most} are read", count=len(texts), most=MOST_TEXTS))
+        if len(texts) == 1:
+            raise ValueError(say("has one text and nothing to compare it with"))
+        return (*texts, packed(_number(columns.score, record) if columns.score else NO_NUMBER))
+
+    def _next(self, vectors: Iterator[NDArray[np.float32]]) -> NDArray[np.float32]:
+        vector = next(vectors, None)
+        if vector is None:
+            raise ValueError(say("has no vector in {file}, which has fewer than there are rows", file=self.vectors))
+        return vector
+
+
+def _text(column: str, record: Record) -> str:
+    (text,) = Cell(column).texts(record)
+    if not text.strip():
+        raise ValueError(say("{column} is empty", column=column))
+    return text
+
+
+def _number(column: str, record: Record) -> NDArray[np.float32]:
+    cell = Cell(column).value(record)
+    try:
+        number = float(str(spelled(cell)))
+    except ValueError:
+        number = np.nan
+    if not np.isfinite(number):
+        raise ValueError(say("{column} holds {value}, not a number", column=column, value=listed([cell])))
+    return np.array([number], np.float32)
+
+
+def packed(targets: NDArray[np.float32]) -> str:
+    """Numbers as text, exactly: rows are texts on their way to the processes that encode."""
+    return base64.b64encode(targets.astype("<f4").tobytes()).decode()
+
+
+def unpacked(text: str) -> NDArray[np.float32]:
+    """The numbers that `packed` has written."""
+    return np.frombuffer(base64.b64decode(text), "<f4").astype(np.float32)
+
+
+def vectors_in(file: str) -> Iterator[NDArray[np.float32]]:
+    """The vectors of a file, (W,) each: of `.npy` (rows, W), or of the column `vector` of `.parquet`.
+
+    Raises:
+        UserError: the file is missing, or holds no vectors.
+    Memory: one Parquet batch; of `.npy` the pages that are read.
+    """
+    path = Path(file)
+    try:
+        if path.suffix == ".npy":
+            matrix = np.load(path, mmap_mode="r")
+            if matrix.ndim != 2 or matrix.shape[1] < 2 or matrix.dtype.kind != "f":
+                raise ValueError(say("holds {kind}, not one vector a row", kind=f"{matrix.dtype} {matrix.shape}"))
+            for vector in matrix:
+                yield np.array(vector, np.float32)
+            return
+        with pq.ParquetFile(path) as parquet:
+            for batch in parquet.iter_batches(columns=[VECTOR]):
+                cells = batch.column(0)
+                values = np.asarray(cells.flatten(), np.float32)
+                yield from values.reshape(len(cells), -1)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            "--teacher_vectors = {file}, cannot be read ({error}); allowed: .npy with a row for each text, or .parquet "
+            "with a column vector",
+            file=file,
+            error=error,
+        ) from None
