@@ -42,8 +42,8 @@ class T5ModelConfig:
     pad_token_id = 0  # id of the padding token
     eos_token_id = 1  # id of the end-of-sequence token
     decoder_start_token_id = None  # id of the first decoder token; none: pad_token_id
-    # output of the model: text, sequence (a label per row), token (a label per token), embedding (a vector per text) or
-    # none (the encoder's hidden states)
+    # output of the model: text, sequence (a label per row), token (a label per token), embedding (one per text) or none
+    # (the encoder's hidden states)
     head = "text"
     # labels of the head: regression, the number of classes, or the names of the classes separated by commas; auto: from
     # the data
@@ -54,9 +54,8 @@ class T5ModelConfig:
     # layers of the head: dense (dropout, dense, tanh, dropout, out) or linear (dropout, out); auto: dense for sequence,
     # linear for token
     head_kind = "auto"
-    # width of the vectors that an embedding head gives, by a matrix after the pooling; 0: d_model, without one
-    embedding_size = 0
-    normalize = True  # scale the vectors of an embedding head to length 1
+    embedding_size = 0  # dimension of the embeddings, by a dense layer after the pooling; 0: d_model, no dense layer
+    normalize = True  # normalise embeddings to length 1
 
 
 @declared
@@ -99,11 +98,12 @@ class TrainConfig:
     # weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced
     # (inverse to their frequency); none: 1 each
     class_weights = None
-    # contrastive (the texts of a row against all others of the step), cosent or regression (how alike two texts are),
-    # or distillation (teacher_vectors); auto: by what a row has
+    # contrastive (all other texts of the step are negatives), cosent or regression (graded similarity), or distillation
+    # (teacher_vectors); auto: by the columns of the rows
     embedding_loss = "auto"
-    contrastive_temperature = 0.05  # cosines are divided by this in contrastive and cosent losses
-    # widths to which vectors may be cut, such as 256,128,64: the loss is summed over them; none: the whole vector alone
+    contrastive_temperature = 0.05  # temperature of the contrastive and cosent losses
+    # Matryoshka dimensions, such as 256,128,64: the loss is summed over embeddings truncated to each; none: the full
+    # dimension alone
     matryoshka_sizes = None
     eval_steps = "auto"  # steps between evaluations; auto: a fifth of all, at most 1000
     eval_rows = 64  # maximum validation rows per evaluation; 4096 with a head
@@ -132,15 +132,15 @@ class DataConfig:
     # evaluation data, several sets by name: news=a.jsonl,law=b.jsonl; none: one row in a hundred is held out
     validation_file = None
     # text column for pretraining; if set, the run trains on this text even if the file has prompts and responses; for
-    # --head=embedding the columns of the texts of a row, separated by commas
+    # --head=embedding the columns of the texts, separated by commas
     text_column = "text"
-    # label column for --head: one label per text, a list or string with one label per token, or for embedding how alike
-    # two texts are
+    # label column for --head: one label per text, a list or string with one label per token, or for embedding the
+    # similarity of two texts
     label_column = "label"
-    query_prompt = None  # text before the first text of each row, which documents are looked for with
-    document_prompt = None  # text before the other texts of each row, which are looked for
-    # vectors that those of the texts of train_file are to become, one a row: .npy, or .parquet with a column vector, as
-    # embed writes it
+    query_prompt = None  # prompt before the first text of each row, the query
+    document_prompt = None  # prompt before the other texts of each row, the documents
+    # teacher embeddings to distil, one for each row of train_file: .npy, or .parquet with a column vector, as embed
+    # writes it
     teacher_vectors = None
     # preparation of protein sequences: prott5 (letters separated by spaces; U, Z, O and B become X), prostt5 (also
     # <AA2fold> in front) or ankh (each letter encoded separately)
@@ -345,8 +345,8 @@ class AnswerConfig:
     # interrupted files are continued; none: the screen
     output = None
     generate_batch_size = "auto"  # prompts answered at once; auto: what the budget allows
-    # file of all answers that are allowed: one per line, or a data file with a response_column; auto: answers.txt in
-    # the model's folder, if it exists (in training: none); none: any answer
+    # all answers that are allowed: a file with one per line or a response_column, or two or more separated by commas;
+    # auto: answers.txt in the model's folder, if it exists (in training: none); none: any answer
     answers = "auto"
     # best answers per prompt, written with log-probabilities or scored by rank; needs num_beams to be at least as large
     num_answers = 1
@@ -356,7 +356,28 @@ class AnswerConfig:
 class EmbedConfig:
     """Which vectors of texts are written."""
 
-    vectors = "mean"  # mean: one vector per text, averaged over its tokens; token: one vector per token
+    # auto: one vector per text, by the model's embedding head, or without one as mean; mean: hidden states averaged
+    # over the text's tokens; token: one vector per token
+    vectors = "auto"
+    # which prompt of the model is put before each text: query (its query_prompt), document (its document_prompt) or
+    # none
+    prompt_name = "document"
+    # numbers to which each vector is cut, and scaled to length 1 again; for models trained with matryoshka_sizes; none:
+    # all
+    truncate_dim = None
+
+
+@declared
+class SearchConfig:
+    """What is searched, and what is written of what is found."""
+
+    corpus = None  # file or folder of the texts that are searched; their vectors are kept in cache_dir
+    num_documents = 10  # texts of the corpus per query, the nearest first
+    # hard negatives per query: rows to train on are written (query, pos, neg) instead of what is found; the input needs
+    # a positive beside each query; 0: none
+    num_negatives = 0
+    # a negative's cosine with the query is below that of the positive by at least this share of it
+    relative_margin = 0.05
 
 
 @declared

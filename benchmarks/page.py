@@ -41,6 +41,7 @@ CHAPTERS = {
         "processes",
         "launches",
         "exports",
+        "embeddings",
     ),
     "Quality": ("recipe-", "tokenizer-ids"),
     "Plan": ("contract-accuracy",),

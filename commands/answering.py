@@ -24,6 +24,10 @@ PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_co
 # Settings that only a model that writes text heeds, beside those of the group `generate`.
 TEXT_SETTINGS = ("num_answers", "answers", "system_prompt")
 PROMPT_SETTINGS = ("prompt_template", "source_prefix")
+# Settings that only a model with an embedding head heeds; what it was trained with is the default of the last ones.
+ONLY_OF_VECTORS = ("prompt_name", "truncate_dim", "query_prompt", "document_prompt")
+TRAINED_WITH = ("max_seq_len", "query_prompt", "document_prompt")
+READING_COMMANDS = ("embed", "search")  # These read texts with any model, whatever it answers.
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,17 @@ def find_answering(config: Config, command: str) -> Answering:
             "--adapter = {names}, only one can be on here; give one (chat changes between several)", names=names
         )
     refuse_other_head(model, command)
-    if command == "embed" or not MODEL_HEADS[model.shape.head].writes_text:
-        if command != "embed":
+    head = MODEL_HEADS[model.shape.head]
+    if not head.has_vectors:
+        _refuse_vector_settings(config)
+    if command in READING_COMMANDS or not head.writes_text:
+        if command not in READING_COMMANDS:
             _refuse_text_settings(config, model.shape.head)
         # Texts are read as the model was trained, and not cut, where the user names nothing.
         saved = {"max_seq_len": MOST_TOKENS, **model.settings_of("prepare_text", "text_column")}
+        if head.has_vectors:
+            # What was cut in training would give another vector than it was trained for.
+            saved |= model.settings_of(*TRAINED_WITH)
         return Answering(config.with_saved(saved), model)
     config = _with_answer_settings(config, model, command)
     sources = answer_sources(config.answer.answers, model)
@@ -114,6 +124,17 @@ def _refuse_text_settings(config: Config, head: str) -> None:
     for name in names:
         if config.is_on_command_line(name) and config.is_changed(name) and values[name] is not None:
             text = "--{name} = {value}, is for models that write text; omit it"
+            problems.append(say(text, name=name, value=values[name]))
+    refuse(problems)
+
+
+def _refuse_vector_settings(config: Config) -> None:
+    """Refuse what the user has named in vain, since only a model with an embedding head heeds it."""
+    values = config.as_dict()
+    problems = list[str]()
+    for name in ONLY_OF_VECTORS:
+        if config.is_on_command_line(name) and config.is_changed(name):
+            text = "--{name} = {value}, is for models that were trained with --head=embedding; omit it"
             problems.append(say(text, name=name, value=values[name]))
     refuse(problems)
 

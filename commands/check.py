@@ -6,6 +6,7 @@ from pathlib import Path
 
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.checksums import damages, read_sums
+from model.formats.sentence_transformers import encoder_folder
 from model.formats.tensor_files import TensorFolder
 from settings.declared import Config
 from settings.errors import UserError, refuse
@@ -61,5 +62,6 @@ def description(folder: Path) -> str:
         read_info(folder)
         return say("no checksums to compare; the adapter can be opened")
     return say(
-        "no checksums to compare; {tensors} can be opened", tensors=counted(len(TensorFolder(folder).names), "tensor")
+        "no checksums to compare; {tensors} can be opened",
+        tensors=counted(len(TensorFolder(encoder_folder(folder)).names), "tensor"),
     )

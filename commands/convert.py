@@ -191,8 +191,8 @@ def _write_weights(
 
 @torch.no_grad()
 def probe_logits(model: T5) -> Tensor:
-    """Logits (rows, steps, V) fp32 for fixed ids, or those of a head over labels, or hidden states; computed in fp32
-    whatever the weights are stored as.
+    """Logits (rows, steps, V) fp32 for fixed ids, or those of a head over labels, or vectors of an embedding head, or
+    hidden states; computed in fp32 whatever the weights are stored as.
 
     Memory: one block in fp32, and the logits.
     """
@@ -203,7 +203,12 @@ def probe_logits(model: T5) -> Tensor:
         ids = torch.tensor([number for source in sources for number in source])
         blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0)
         micro_batches = [MicroBatch(ids, ids, ids, rows, rows)]
-        return (blockwise.encode if model.label_head is None else blockwise.predict)(micro_batches)[0]
+        outputs = blockwise.encode
+        if model.label_head is not None:
+            outputs = blockwise.predict
+        if model.embedding_head is not None:
+            outputs = blockwise.embed
+        return outputs(micro_batches)[0]
     decoder = Decoder(model, weight_store.in_compute_dtype, torch.float32)
     decoder.join(sources, STEPS)
     return torch.stack([decoder.step(ids) for ids in targets], dim=1)

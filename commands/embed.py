@@ -1,4 +1,5 @@
-"""The command `embed` writes vectors of texts: the encoder's last hidden states, or their mean over each text.
+"""The command `embed` writes vectors of texts: those of a model's embedding head, or without one the encoder's last
+hidden states, or their mean over each text.
 
 A vector depends on its text alone: not on the other texts of its batch, nor on where the command was interrupted.
 """
@@ -11,22 +12,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from commands import text_rows
-from commands.answering import find_answering
+from commands.answering import Answering, find_answering
 from commands.new_folder import holding_output
-from commands.text_reader import LENGTH_MULTIPLE, PART_BYTES, Embedder, text_columns
+from commands.text_reader import DOCUMENT, LENGTH_MULTIPLE, PART_BYTES, QUERY, Embedder, full_width, text_columns
 from commands.text_rows import STANDARD_INPUT, TextWork, UnfinishedFile, in_parts
 from commands.vector_files import ID, VECTOR, VECTORS, Vectors, write_part, writer_for
 from data.sources.lines import BadRows
 from data.sources.prompts import Prompt
 from memory.answers import AnswerBatch
 from settings.declared import Config
-from settings.errors import UserError
-from settings.fields import counted
+from settings.errors import UserError, refuse
+from settings.fields import AUTO, counted
+from settings.needs import without_effect
 from support.language import say
 from support.units import MIB
+from training.loaded_model import note
 
 # A part ends when it reaches one of these limits, or `PART_BYTES` of vectors:
 PART_ROWS = 256
@@ -53,20 +56,61 @@ def embed(config: Config) -> None:
             raise UserError(
                 say("--input = -, standard input cannot be read again; write it to a file, or omit --output")
             )
+    for text in vector_notes(work.answering):
+        note(text)
     text_rows.run(work)
 
 
-class VectorWork(TextWork[tuple[str, Vectors]]):
-    """Vectors of texts, each with the id of its row, or else the row's number."""
+def vector_notes(answering: Answering) -> Iterator[str]:
+    """What the user should know of the vectors of a model with an embedding head before they are computed."""
+    settings = answering.config.embed
+    shape = answering.model.shape
+    if not shape.gives_vectors or settings.vectors != AUTO:
+        return
+    data = answering.config.data
+    prompt = {QUERY: data.query_prompt, DOCUMENT: data.document_prompt}.get(settings.prompt_name)
+    if prompt:
+        yield say("before each text: {prompt!r} (--prompt_name={name})", prompt=prompt, name=settings.prompt_name)
+    yield from cut_notes(answering)
+
+
+def cut_notes(answering: Answering) -> Iterator[str]:
+    """That vectors are cut to a width that the model was not trained for, where they are."""
+    size = answering.config.embed.truncate_dim
+    sizes = answering.model.run_settings.get("matryoshka_sizes")
+    trained = {int(word) for word in str(sizes or "").split(",") if word.strip()}
+    if size is not None and size not in {*trained, answering.model.shape.vector_size}:
+        text = "--truncate_dim = {size}, is no width that this model was trained for (matryoshka_sizes: {sizes})"
+        yield say(text, size=size, sizes=sizes or say("none"))
+
+
+class EmbeddedText(NamedTuple):
+    """A text with its vectors.
+
+    Args:
+        id: of its row, or else the row's number.
+    """
+
+    id: str
+    vectors: Vectors
+    text: str
+
+
+class VectorWork(TextWork[EmbeddedText]):
+    """Vectors of texts."""
 
     batch_flag = "eval_batch_size_per_gpu"
     keeps = (ID,)
     part_suffix = ".arrow"
     version = 3
+    command = "embed"
 
     def __init__(self, config: Config) -> None:
-        answering = find_answering(config, "embed")
-        super().__init__(answering, text_columns(answering))
+        answering = find_answering(config, self.command)
+        settings = answering.config.embed
+        refuse(without_effect(answering.config, ("vectors",)))
+        super().__init__(answering, text_columns(answering, settings.prompt_name))
+        full_width(answering.model.shape, settings)
         self.num_short_ids = 0
         self.first_short_id = ""
 
@@ -74,13 +118,13 @@ class VectorWork(TextWork[tuple[str, Vectors]]):
         longest_text = AnswerBatch(rows=1, source_tokens=self.config.data.max_seq_len, new_tokens=1)
         self.trained = self.answering.load(longest_text, reads_files)
         rows = self.config.train.eval_batch_size_per_gpu
-        self.embedder = Embedder(self.trained, self.config.data, rows, self.config.embed.vectors)
+        self.embedder = Embedder(self.trained, self.config.data, rows, self.config.embed)
         return self.embedder.predicted_memory(LENGTH_MULTIPLE)
 
     def identity(self) -> list[Any]:
         data = self.config.data
-        settings = [data.text_column, data.max_seq_len, data.prepare_text, self.config.embed.vectors]
-        return [settings, self.config.memory.mixed_precision]
+        settings = [data.text_column, data.max_seq_len, data.prepare_text, vars(self.config.embed)]
+        return [settings, data.query_prompt, data.document_prompt, self.config.memory.mixed_precision]
 
     def _texts(self, prompts: Iterator[Prompt]) -> Iterator[tuple[str, str]]:
         """(id, text) of each row whose text is not blank; the id of a row without one is its number."""
@@ -104,7 +148,7 @@ class VectorWork(TextWork[tuple[str, Vectors]]):
         self.first_short_id = self.first_short_id or short_id
         return short_id
 
-    def parts(self, prompts: Iterator[Prompt], rows_done: int = 0) -> Iterator[list[tuple[str, Vectors]]]:
+    def parts(self, prompts: Iterator[Prompt], rows_done: int = 0) -> Iterator[list[EmbeddedText]]:
         embedder = self.embedder
 
         def num_bytes(row: tuple[str, str]) -> int:
@@ -119,15 +163,15 @@ class VectorWork(TextWork[tuple[str, Vectors]]):
             texts = [text for _, text in part]
             if number == 0:
                 embedder.warn_of_unknown_tokens(texts[:SAMPLED_TEXTS])
-            yield list(zip(ids, embedder.embed(texts), strict=True))
+            yield list(map(EmbeddedText, ids, embedder.embed(texts), texts))
 
-    def show(self, part: list[tuple[str, Vectors]]) -> None:
+    def show(self, part: list[EmbeddedText]) -> None:
         column = VECTORS if self.embedder.per_token else VECTOR
-        for row_id, vectors in part:
-            print(json.dumps({ID: row_id, column: vectors.tolist()}, ensure_ascii=False), flush=True)
+        for row in part:
+            print(json.dumps({ID: row.id, column: row.vectors.tolist()}, ensure_ascii=False), flush=True)
 
-    def write(self, part: list[tuple[str, Vectors]], path: Path) -> None:
-        write_part(path, part)
+    def write(self, part: list[EmbeddedText], path: Path) -> None:
+        write_part(path, [(row.id, row.vectors) for row in part])
 
     def join(self, parts: Sequence[Path], rows: int, path: Path) -> None:
         assert self.config.answer.output is not None
@@ -145,6 +189,9 @@ class VectorWork(TextWork[tuple[str, Vectors]]):
             text = "{ids} of over {most} letters: their beginning, and a digest behind it, such as {example}"
             ids = counted(self.num_short_ids, "id")
             notes.append(say(text, ids=ids, most=MAX_ID_LENGTH, example=self.first_short_id))
+        if self.embedder.num_cut:
+            rows = counted(self.embedder.num_cut, "row")
+            notes.append(say("truncated to --max_seq_len={longest}: {rows}", longest=self.embedder.longest, rows=rows))
         if bad_rows.count:
             rows = counted(bad_rows.count, "row")
             notes.append(say("left out: {rows}, such as {example}", rows=rows, example=bad_rows.examples[0]))

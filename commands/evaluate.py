@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from settings.consistency import RANKED, check
 from settings.declared import HEAD_EVAL_ROWS, MOST_TOKENS, Config, places, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
-from settings.tasks import MODEL_HEADS, command_of, task_named
+from settings.tasks import MODEL_HEADS, TASKS, command_of, task_named
 from support.language import say
 from support.storage import atomic_file, writing
 from support.units import MIB, format_size
@@ -48,7 +49,10 @@ from training.setup.answer_list import unlisted_note
 
 # What the run that trained a model says of how its rows were made and are measured: these groups, and single settings.
 GROUPS_OF_ROWS = ("data", "tokenizer", "cleaning")
-SETTINGS_OF_ROWS = ("is_finetune", "eval_rows", "eval_batch_size_per_gpu", "seed")
+SETTINGS_OF_ROWS = (
+    *("is_finetune", "eval_rows", "eval_batch_size_per_gpu", "seed"),
+    *("embedding_loss", "contrastive_temperature", "matryoshka_sizes"),
+)
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
 BATCH_FLAG = "eval_batch_size_per_gpu"
 PREPARING_BYTES = 64 * MIB  # of the child that prepares rows, of which most is Python and pyarrow
@@ -90,9 +94,10 @@ def evaluate(config: Config) -> Evaluation:
     signatures = AnswerScores(names).signatures if answered else {}
     trained = replace(answering, config=config).load(AnswerBatch(1, *loader.longest))
     requested = config.train.eval_batch_size_per_gpu
-    batch_size = rows_to_measure(
-        trained.held_model, trained.budget.limit(), requested, EVALUATION_BATCH, loader.longest
-    )
+    texts = min(1.0, rows / max(1, loader.num_rows)) * prepared.counts[f"{VALIDATION}_texts"]
+    scores_bytes = task.scores_bytes(math.ceil(texts), config.model)
+    held_model = replace(trained.held_model, base_bytes=trained.held_model.base_bytes + scores_bytes)
+    batch_size = rows_to_measure(held_model, trained.budget.limit(), requested, EVALUATION_BATCH, loader.longest)
     answer_rows = 0
     if answered:
         batch = AnswerBatch.by(config.generate, min(answered, ANSWERED_TOGETHER), loader.longest[0])
@@ -178,7 +183,7 @@ def evaluate(config: Config) -> Evaluation:
 def _predictions_file(
     output: str | None, overwrite: bool, prepared: Prepared, tokenizer: Tokenizer
 ) -> Iterator[Watch | None]:
-    """What writes predictions beside labels, a JSON line a row, in the order of rows; None where no file is asked
+    """What writes predictions beside labels, or texts with their cosines, a JSON line a row, in the order of rows; None where no file is asked
     for.
     """
     if output is None:
@@ -264,6 +269,8 @@ def _table(result: Evaluation, num_rows: int, prepared: Prepared, answers: Answe
         (say("target tokens") if result.is_of_text else say("labels"), f"{result.tokens:,}"),
         (say("loss"), f"{result.loss:.4f}"),
     ]
+    if MODEL_HEADS[TASKS[prepared.objective].head].has_vectors:
+        del rows[1]  # The loss is over rows.
     if result.is_of_text:
         rows.append((say("perplexity"), result.shown_perplexity()))
     if cut := prepared.counts.get("validation_cut_rows", 0):

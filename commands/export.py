@@ -18,7 +18,7 @@ import torch
 from commands.answering import refuse_other_head
 from commands.convert import DTYPES, TOLERANCES
 from commands.exporting.exported import Comparison, Exported
-from commands.exporting.limits import runtime_notes
+from commands.exporting.limits import prompt_notes, runtime_notes
 from commands.exporting.tokenizer_json import save_tokenizer
 from commands.exporting.vocabulary import read_vocabulary
 from commands.merge import converting, open_merged, stays_in_file
@@ -82,6 +82,7 @@ def export(config: Config) -> float | None:
         )
     folders = find_model(config)
     refuse_other_head(folders, "export")
+    prompts = folders.settings_of("query_prompt", "document_prompt") if folders.shape.gives_vectors else {}
     beside = target.bytes_beside(folders.shape, config.export.quantize)
     native = hf_format.stored_dtype(folders.base)
     widest = max(native, DTYPES.get(config.convert.dtype, native), key=lambda dtype: dtype.itemsize)
@@ -101,6 +102,7 @@ def export(config: Config) -> float | None:
                 quantize,
                 config.export.js,
                 **folders.settings_of("prepare_text"),
+                **prompts,
             )
             file = target.write(exported, folder)
             if (folder / CONFIG_FILE).is_file():  # ONNX holds no token ids itself.
@@ -121,14 +123,17 @@ def export(config: Config) -> float | None:
     settings: dict[str, Any] = {}
     for layer in folders.layers:
         settings |= read_answer_settings(layer)[0]
-    for note in runtime_notes(form, settings, folders.answer_list is not None):
+    is_encoder = not MODEL_HEADS[folders.shape.head].writes_text
+    notes = prompt_notes(form, prompts.values())
+    if not is_encoder:
+        notes = runtime_notes(form, settings, folders.answer_list is not None)
+    for note in notes:
         progress.note(note)
     typed = {
         "python": python(),
         "folder": shlex.quote(str(output)),
         "file": shlex.quote(str(output / file.relative_to(folder))),
     }
-    is_encoder = not MODEL_HEADS[folders.shape.head].writes_text
     use = getattr(target, "ENCODER_USE", target.USE) if is_encoder else target.USE
     progress.lines(say("next"), [use.format(**typed), push_command(output)])
     return comparisons[0].difference if comparisons else None

@@ -7,7 +7,6 @@ of the input.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +17,7 @@ from commands import text_rows
 from commands.answering import Answering, find_answering
 from commands.new_folder import holding_output
 from commands.text_reader import LENGTH_MULTIPLE, Labeller, text_columns
-from commands.text_rows import STANDARD_INPUT, TYPED, TextWork, UnfinishedFile, in_parts
+from commands.text_rows import STANDARD_INPUT, TYPED, TextWork, UnfinishedFile, in_parts, join_files
 from data.sources.files import sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import Prompt
@@ -155,10 +154,7 @@ class AnswerWork(TextWork[tuple[Prompt, Answered]]):
         path.write_text("".join(_json_line(prompt, answer) for prompt, answer in part), encoding="utf8")
 
     def join(self, parts: Sequence[Path], rows: int, path: Path) -> None:
-        with path.open("wb") as whole:
-            for part in parts:
-                with part.open("rb") as piece:
-                    shutil.copyfileobj(piece, whole)
+        join_files(parts, path)
 
     def notes(self, output: UnfinishedFile | None, bad_rows: BadRows) -> list[str]:
         notes: list[str] = []

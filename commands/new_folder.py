@@ -16,6 +16,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from model.formats.headers import read_json
+from model.formats.sentence_transformers import TextSettings, write_text_settings
 from model.formats.shape_file import CONFIG_FILE, published_names
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
@@ -26,7 +27,7 @@ from training.checkpoints.runs import check_writable
 from training.processes.launch import num_processes
 from training.report.progress import Progress
 from training.report.run_files import RUN_FILE
-from training.saved_model import SavedModel
+from training.saved_model import READING_SETTINGS, SavedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -203,7 +204,8 @@ def check_output(file: Path, overwrite: bool) -> None:
 
 
 def copy_companions(model: SavedModel, folder: Path) -> int | None:
-    """Put the tokenizer, the published generation settings and the list of answers of a model beside its new weights.
+    """Put the tokenizer, the published generation settings, the list of answers and the prompts of a model beside its new
+    weights.
 
     Args:
         folder: where `hf_format.save` has written.
@@ -218,6 +220,7 @@ def copy_companions(model: SavedModel, folder: Path) -> int | None:
         _keep_label_names(model.base, folder)
     if (folder / GENERATION_FILE).is_file():  # The model writes text.
         keep_answer_list(folder, model.top, model.base)
+    write_text_settings(folder, TextSettings(**model.settings_of(*READING_SETTINGS)))
     if not has_tokenizer(model.tokenizer):
         return None
     tokenizer = Tokenizer.load(model.tokenizer)

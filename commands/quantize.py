@@ -7,7 +7,8 @@ sample.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,12 +17,12 @@ from commands.convert import next_command, probe_logits, relative_difference
 from commands.evaluate import EVALUATION_BATCH, evaluation_rows
 from commands.merge import converting, open_merged
 from commands.new_folder import copy_companions, holding_output, new_folder
-from data.batches.loader import StepLoader
+from data.batches.collate import Batch
+from data.shards.store import VALIDATION
 from devices.base import name_of
 from devices.malloc import HeapTrimmer
 from devices.threads import use_threads
 from engine.blockwise import Blockwise
-from engine.objectives.labels import LabelObjective
 from engine.weights import weight_store_for
 from memory.answers import HeldModel, bytes_before, rows_to_measure
 from memory.budget import measure_budget
@@ -29,11 +30,14 @@ from model import hf_format
 from model.loss import LossSettings
 from model.quantization import quantize_model
 from model.t5 import T5
-from settings.declared import Config, T5ModelConfig
+from settings.declared import Config, T5ModelConfig, TrainConfig
 from settings.fields import counted
+from settings.tasks import task_named
 from support.language import say
 from support.units import format_size
+from tasks.base import Scores
 from training.evaluation.losses import evaluate
+from training.loaded_model import objective_of
 from training.processes.group import Group
 from training.report.progress import Progress
 from training.saved_model import find_model
@@ -73,10 +77,18 @@ def quantize(config: Config) -> tuple[MeasuredModel, MeasuredModel]:
     requested = settings.train.eval_batch_size_per_gpu
     budget = measure_budget(settings.memory.memory_budget, devices.pick("cpu"))
     held_model = HeldModel.of(shape, name_of(dtype), "float32", bytes_before(budget))
+    task = task_named(prepared.objective)
+    scores_bytes = task.scores_bytes(prepared.counts[f"{VALIDATION}_texts"], shape)
+    held_model = replace(held_model, base_bytes=held_model.base_bytes + scores_bytes)
     rows_at_once = rows_to_measure(held_model, budget.limit(), requested, EVALUATION_BATCH, loader.longest)
+
+    def measure(model: T5) -> MeasuredModel:
+        batches = loader.evaluation_batches(settings.train.eval_rows, rows_at_once)
+        return _measure(model, settings.train, batches, task.new_scores(prepared.labels))
+
     with converting(settings.memory.memory_budget, shape, dtype, 0):
         model = open_merged(folders)
-        before = _measure(model, settings.train.eval_rows, loader, rows_at_once)
+        before = measure(model)
         with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as folder:
             quantize_model(model)
             hf_format.save(model, folder)
@@ -84,7 +96,7 @@ def quantize(config: Config) -> tuple[MeasuredModel, MeasuredModel]:
                 note_origin(folder, folders.base)
             copy_companions(folders, folder)
             del model
-            after = _measure(hf_format.load(folder, torch.int8), settings.train.eval_rows, loader, rows_at_once)
+            after = measure(hf_format.load(folder, torch.int8))
         rows = min(settings.train.eval_rows, loader.num_rows)
         _show(
             before,
@@ -96,13 +108,12 @@ def quantize(config: Config) -> tuple[MeasuredModel, MeasuredModel]:
         return before, after
 
 
-def _measure(model: T5, rows: int, loader: StepLoader, rows_at_once: int) -> MeasuredModel:
+def _measure(model: T5, train: TrainConfig, batches: Iterable[Batch], scores: Scores) -> MeasuredModel:
     """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
     weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
-    objective = None if model.label_head is None else LabelObjective(model.label_head)
+    objective = objective_of(model, train)
     blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, heap=HeapTrimmer("fast"))
-    batches = loader.evaluation_batches(rows, rows_at_once)
-    result = evaluate(blockwise, batches, Group(), torch.device("cpu"))
+    result = evaluate(blockwise, batches, Group(), torch.device("cpu"), scores)
     return MeasuredModel(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))
 
 

@@ -1,4 +1,5 @@
-"""What `generate` and `embed` share: texts of a file, of standard input or of a flag go through a model, part by part.
+"""What `generate`, `embed`, `search` and `rerank` share: texts of a file, of standard input or of a flag go through a
+model, part by part.
 
 A part is on the disk before the next begins, so that a command that was killed goes on behind its last part. When all
 are there, they become one file.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ from data.sources.files import find, sources_fingerprint
 from data.sources.formats import KIND_BY_SUFFIX
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
+from data.sources.source import Source
 from memory.monitor import watched
 from settings.declared import DataConfig
 from settings.errors import UserError
@@ -59,11 +62,15 @@ class TextWork(Generic[Row]):
         """Load the model; returns what the least work with it takes: component -> bytes."""
         raise NotImplementedError
 
+    def read(self, sources: Sequence[Source], bad_rows: BadRows, max_bytes: int) -> Iterator[Any]:
+        """The rows of files, read in a child that may hold so many bytes; they are what `parts` takes."""
+        return prompts_in_child(sources, self.columns, bad_rows, max_bytes, self.keeps)
+
     def identity(self) -> list[Any]:
         """Everything but model and input that shapes the rows."""
         raise NotImplementedError
 
-    def parts(self, prompts: Iterator[Prompt], rows_done: int = 0) -> Iterator[list[Row]]:
+    def parts(self, prompts: Iterator[Any], rows_done: int = 0) -> Iterator[list[Row]]:
         """Rows of prompts, in their order, without the first ones.
 
         Memory: one part, and its prompts.
@@ -103,13 +110,12 @@ def run(work: TextWork[Any]) -> None:
         path = Path(config.answer.output)
         if reads_files and path.exists() and any(_is_same(file.path, path) for file in find(source, "--input")):
             raise UserError(say("--output = {path}, is a file that is read; choose another one", path=path))
-        identity = fingerprint([work.version, *_marks(work.answering.model, source), *work.identity()])
-        output = UnfinishedFile(path, config.run.overwrite, identity, work.part_suffix)
+        output = UnfinishedFile(path, config.run.overwrite, fingerprint_of(work), work.part_suffix)
     least_parts = work.load(reads_files)
     trained = work.trained
     if reads_files:
         max_bytes = trained.reserve_reading(least_parts)
-        prompts = prompts_in_child(find(source, "--input"), work.columns, bad_rows, max_bytes, work.keeps)
+        prompts = work.read(find(source, "--input"), bad_rows, max_bytes)
     elif source == STANDARD_INPUT:
         prompts = _typed_lines(sys.stdin, bad_rows)
     else:
@@ -135,6 +141,20 @@ def run(work: TextWork[Any]) -> None:
                 output.finish(lambda file: work.join(parts, output.rows, file))
         for text in work.notes(output, bad_rows):
             screen.note(text)
+
+
+def fingerprint_of(work: TextWork[Any]) -> str:
+    """16 hex digits of everything that the rows of a work are made from."""
+    source = str(work.config.answer.input)
+    return fingerprint([work.version, *_marks(work.answering.model, source), *work.identity()])
+
+
+def join_files(parts: Sequence[Path], path: Path) -> None:
+    """Write files one behind the other into another one."""
+    with path.open("wb") as whole:
+        for part in parts:
+            with part.open("rb") as piece:
+                shutil.copyfileobj(piece, whole)
 
 
 def in_parts(
@@ -194,9 +214,14 @@ def _marks(model: SavedModel, source: str) -> list[Any]:
     files = [path for folder in model.folders for path in sorted(folder.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     if check_input(source):
-        return [weights, sources_fingerprint(find(source, "--input"))]
+        return [weights, file_marks(source)]
     # Nobody can read standard input again: such an output is never continued.
     return [weights, secrets.token_hex(8) if source == STANDARD_INPUT else source]
+
+
+def file_marks(source: str) -> str:
+    """What tells files that are read from others, and from themselves once they are changed."""
+    return sources_fingerprint(find(source, "--input"))
 
 
 class UnfinishedFile:

@@ -27,6 +27,7 @@ LENGTH_MULTIPLE = 8  # The length of a padded row is a multiple of this.
 LEAST_FILLED = 16  # tokens of a micro-batch
 FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
 LOSS_CHUNK_BYTES = 32 * 1024**2  # bytes of fp32 logits that are formed together, where memory suffices
+COMPARED_BYTES = 8 * 1024**2  # bytes of fp32 scores of the texts of a step with each other that are formed together
 DEVICE_LOSS_CHUNK_BYTES = 256 * 1024**2  # the same on a GPU, which starts some 25 kernels for each chunk
 HEAD_CHUNK_TOKENS = 16  # fewest tokens whose logits are formed together
 UPDATE_ELEMENTS = 512 * 1024  # elements of a weight updated at a time: the few buffers of 2 MB stay in cache

@@ -214,7 +214,7 @@ class Blockwise:
     def _outputs(
         self, micro_batches: Sequence[MicroBatch], stacks: Sequence[StackSchedule], pool: Pool | None = None
     ) -> deque[Tensor]:
-        """Run forward through some stacks, without dropout: the output of the last one, pooled where `pool` is given."""
+        """Run forward through some stacks, without dropout: the output of the last one, or what `pool` makes of it."""
         follow_machine()
         outputs = self._forward(self._passes(stacks, micro_batches, pool=pool))
         self.heap.trim()
@@ -644,7 +644,7 @@ class Schedule:
 
 # A function that runs forward without gradients or dropout: fp32 losses of the tokens (N',) of each micro-batch.
 TokenLosses = Callable[[Sequence[MicroBatch]], Sequence[Tensor]]
-# Of hidden states (N, D) and the rows that they are of one (R, D) for each row.
+# Hidden states (N, D) and their rows -> one state for each row (R, D).
 Pool = Callable[[Tensor, Rows], Tensor]
 
 

@@ -344,7 +344,14 @@ class _DenseCall:
         if factors is not None:
             dweights.mul_(factors)
         del factors
-        dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
+        if weights.is_cpu:
+            # Of rows that fill no whole vector, torch's own function gives other bits with other numbers of threads.
+            dscores = dweights.mul_(weights)
+            wide = torch.promote_types(dscores.dtype, torch.float32)
+            sums = dscores.sum(-1, keepdim=True, dtype=wide).to(dscores.dtype)
+            dscores.addcmul_(weights, sums, value=-1)
+        else:
+            dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
         del dweights, weights
         dq = dscores @ k.transpose(1, 2)
         dk = dscores.mT @ q.transpose(1, 2)

@@ -23,6 +23,7 @@ from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, WEIGHTS_FILE, read_json
 from model.formats.heads import EMBEDDING, class_of, labels_in_config
 from model.formats.pickle_files import DTYPES
+from model.formats.sentence_transformers import DENSE_FOLDER, MATRIX, STORED_MATRIX, write_modules
 from model.formats.shape_file import (
     CONFIG_FILE,
     EMBEDDING_COPIES,
@@ -272,7 +273,8 @@ def _different_copies(checkpoint: TensorFolder, embedding: str) -> Iterator[str]
 def save(model: T5, folder: str | Path, with_weights: WithWeights = in_place) -> None:
     """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` loads: weights in their dtype, and configuration.
 
-    Weights in int8 go into a file of another name, which this program alone loads.
+    Weights in int8 go into a file of another name, which this program alone loads. Beside a head that gives vectors
+    stands what `SentenceTransformer` loads, with the head's matrix.
 
     The caller makes the change atomic (writes beside, then renames).
 
@@ -286,6 +288,7 @@ def save(model: T5, folder: str | Path, with_weights: WithWeights = in_place) ->
     config = model.config
     names = published_names(config)
     weights = {names[name]: parameter for name, parameter in model.named_parameters()}
+    matrix = weights.pop(MATRIX, None)
     assert not any(map(is_int4, weights.values())), "a base in int4 is made anew from its folder"
     scales = {name + SCALE: scale_of(weight) for name, weight in weights.items() if is_int8(weight)}
 
@@ -297,3 +300,8 @@ def save(model: T5, folder: str | Path, with_weights: WithWeights = in_place) ->
     tensors = {**weights, **scales}
     write_safetensors(tensors, Path(folder) / (INT8_FILE if scales else WEIGHTS_FILE), pieces)
     write_config(config, folder, model.embedding.dtype)
+    if config.gives_vectors:
+        write_modules(config, Path(folder))
+    if matrix is not None:
+        with with_weights([matrix]):
+            write_safetensors({STORED_MATRIX: matrix.detach()}, Path(folder) / DENSE_FOLDER / WEIGHTS_FILE)

@@ -268,9 +268,11 @@ def matches_pattern(pattern: str, name: str, hf_name: str) -> bool:
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
     """Whether products or lookups read a weight by rows: what is held in int8, and decayed.
 
-    Neither norms nor bias tables and heads over labels: they are small, and fp32 wherever they are.
+    Neither norms, bias tables nor heads over labels and of vectors: they are small, and fp32 wherever they are.
     """
-    return len(shape) == 2 and not name.endswith(_TABLE) and not name.startswith(f"{LABEL_HEAD}.")
+    return (
+        len(shape) == 2 and not name.endswith(_TABLE) and not name.startswith((f"{LABEL_HEAD}.", f"{EMBEDDING_HEAD}."))
+    )
 
 
 def is_block_matrix(name: str, shape: Sequence[int]) -> bool:

@@ -37,6 +37,8 @@ from serving.asking import (
 )
 from serving.engine import AnswerEngine
 from serving.replies import END, ChatForm, Finished, Form, event, problem, refusal
+from serving.reranking import PATH as RERANK_PATH
+from serving.reranking import RerankRequest, answer_of, read_rerank
 from serving.sending import Sending, reservation_of
 from settings.declared import GenerateConfig
 from settings.errors import UserError
@@ -54,7 +56,7 @@ CLIENT_LEFT = 499  # the client closed the request; nobody reads it
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 OPEN_PATHS = ("/health",)
 MOST_REPORTED = 50  # fields that are ignored; more are not listed
-AnyRequest = TypeVar("AnyRequest", AnswerRequest, VectorRequest, LabelRequest)
+AnyRequest = TypeVar("AnyRequest", AnswerRequest, VectorRequest, LabelRequest, RerankRequest)
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 Read = Callable[[dict[str, Any], Texts, GenerateConfig], AnyRequest]
@@ -168,11 +170,17 @@ class Api:
             raise Refused(404, text, "model", "model_not_found")
 
     async def computed(
-        self, rows: Sequence[Row], num_tokens: Callable[[Row], int], work: Callable[[list[Row]], list[Result]]
+        self,
+        rows: Sequence[Row],
+        num_tokens: Callable[[Row], int],
+        work: Callable[[list[Row]], list[Result]],
+        param: str = "input",
     ) -> list[Result]:
         """What the engine's thread makes of the texts of a request, in parts of about as many tokens as one prompt may
         have.
 
+        Args:
+            param: the field that has the texts.
         Raises:
             Refused: there is no room for it, it takes too long, or too many wait.
         """
@@ -186,7 +194,7 @@ class Api:
             except asyncio.TimeoutError:
                 raise Refused(504, f"not answered within {self.seconds:g} seconds") from None
             except UserError as error:
-                raise Refused(400, "; ".join(error.problems), "input") from None
+                raise Refused(400, "; ".join(error.problems), param) from None
         return results
 
     def begin(self, request: Request, parsed: AnswerRequest) -> Flow:
@@ -235,10 +243,11 @@ class Api:
     @property
     def endpoints(self) -> list[str]:
         """The addresses at which this model answers, what it was trained for first."""
+        scores = [] if self.texts.scorer is None else [RERANK_PATH]
         if self.engine.decoder is not None:
-            return ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+            return ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", *scores]
         if self.texts.labeller is not None:
-            return ["/v1/classify", "/v1/embeddings"]
+            return ["/v1/classify", "/v1/embeddings", *scores]
         return ["/v1/embeddings"]
 
     def check_endpoint(self, path: str) -> None:
@@ -342,7 +351,8 @@ def _routes(api: Api) -> list[Route]:
         assert embedder is not None
         fixed = replace(parsed, rows=()).held_bytes(embedder.width)
         _reserve(api, request, len(parsed.rows), fixed, parsed.held_bytes(embedder.width))
-        vectors = await api.computed(parsed.rows, lambda row: len(row[0]), embedder.vectors)
+        compute = partial(embedder.vectors, width=parsed.width)
+        vectors = await api.computed(parsed.rows, lambda row: len(row[0]), compute)
         return StreamingResponse(_sent(api, vectors, parsed.is_base64, parsed.tokens), media_type="application/json")
 
     async def labels(request: Request) -> Response:
@@ -357,9 +367,19 @@ def _routes(api: Api) -> list[Route]:
         usage = {"prompt_tokens": parsed.tokens, "total_tokens": parsed.tokens}
         return JSONResponse({"object": "list", "data": data, "model": api.name, "usage": usage})
 
+    async def rerank(request: Request) -> Response:
+        api.check_endpoint(RERANK_PATH)
+        parsed = await api.parse(request, read_rerank)
+        scorer = api.texts.scorer
+        assert scorer is not None
+        _reserve(api, request, len(parsed.texts), OPEN_BYTES, parsed.held_bytes, "documents")
+        scores = await api.computed(parsed.texts, lambda text: len(text.ids), scorer.scores, "documents")
+        return JSONResponse(answer_of(parsed, list(map(scorer.share_of, scores)), api.name))
+
     return [
         route("POST", "/v1/embeddings", embeddings),
         route("POST", "/v1/classify", labels),
+        route("POST", RERANK_PATH, rerank),
         route("POST", "/v1/chat/completions", lambda request: _respond(api, request, read_chat, ChatForm(api.name))),
         route("POST", "/v1/completions", lambda request: _respond(api, request, read_completion, Form(api.name))),
         route("GET", "/v1/models", models),
@@ -370,11 +390,11 @@ def _routes(api: Api) -> list[Route]:
     ]
 
 
-def _reserve(api: Api, request: Request, texts: int, fixed: int, size: int) -> None:
-    """Take the memory of a request for vectors or labels.
+def _reserve(api: Api, request: Request, texts: int, fixed: int, size: int, param: str = "input") -> None:
+    """Take the memory of a request for vectors, labels or scores.
 
     Args:
-        fixed: bytes that it holds without texts. size: with them.
+        fixed: bytes that it holds without texts. size: with them. param: the field that has the texts.
     Raises:
         Refused: it is more than all requests may hold (413). HTTPException: others hold it (429).
     """
@@ -382,10 +402,10 @@ def _reserve(api: Api, request: Request, texts: int, fixed: int, size: int) -> N
     if size > most:
         fitting = int(texts * max(0, most - fixed) / (size - fixed))
         text = (
-            f"input, are {texts} texts; {fitting} like these fit into the memory of a request here; send fewer at "
+            f"{param}, are {texts} texts; {fitting} like these fit into the memory of a request here; send fewer at "
             f"a time"
         )
-        raise Refused(413, text, "input")
+        raise Refused(413, text, param)
     reservation_of(request).take(size)
 
 

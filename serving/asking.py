@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from commands.chat import newest_turns
-from commands.text_reader import Embedder, Labeller, Tokens
+from commands.document_scorer import DocumentScorer
+from commands.text_reader import DOCUMENT, NO_PROMPT, QUERY, Embedder, Labeller, Tokens
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from serving.answers import Refused
@@ -57,7 +58,13 @@ SUPPORTED = (
     *HOLDERS,
     *("messages", "prompt", "input", "input_txt", "history", "temperature", "top_p", "top_k", "repetition_penalty"),
     *("no_repeat_ngram_size", "stop", "stream", "stream_options", "n", "encoding_format", "dimensions"),
+    *("prompt_name", "input_type"),
 )
+# Fields that name the prompt before texts, as sentence-transformers and as hosted APIs call them: value -> name here.
+PROMPT_FIELDS = {
+    "prompt_name": {name: name for name in (QUERY, DOCUMENT, NO_PROMPT)},
+    "input_type": {"query": QUERY, "document": DOCUMENT, "passage": DOCUMENT},
+}
 # Fields that change no answer here: about the client, the account, caches, speed, and reasoning that this model has
 # none of.
 IGNORED = frozenset(
@@ -167,11 +174,12 @@ class VectorRequest:
     """One request for vectors.
 
     Args:
-        rows: as `Embedder.tokens` gives them. is_base64: whether numbers are sent so. unknown: fields
-            that were ignored.
+        rows: as `Embedder.tokens` gives them. width: numbers of each vector. is_base64: whether numbers are sent so.
+        unknown: fields that were ignored.
     """
 
     rows: tuple[Tokens, ...]
+    width: int
     is_base64: bool
     unknown: tuple[str, ...]
 
@@ -216,6 +224,7 @@ class Texts:
     Args:
         longest: most tokens of a prompt, the end token among them. system: instructions where a request has none.
         embedder: of vectors. labeller: of labels; None: the model has no head over labels.
+        scorer: of documents; None: the model does not say how relevant they are.
     """
 
     def __init__(
@@ -226,9 +235,11 @@ class Texts:
         system: str | None = None,
         embedder: Embedder | None = None,
         labeller: Labeller | None = None,
+        scorer: DocumentScorer | None = None,
     ) -> None:
         self.embedder = embedder
         self.labeller = labeller
+        self.scorer = scorer
         self._tokenizer = tokenizer
         self._template = template
         self.longest = longest
@@ -268,9 +279,11 @@ class Texts:
             ids = self._tokenizer.encode_prompts([text])[0].tolist()
         return self._ended(ids, param)
 
-    def embedded(self, text: str | Sequence[int], param: str) -> Tokens:
+    def embedded(self, text: str | Sequence[int], param: str, prompt_name: str | None = None) -> Tokens:
         """A text, or token ids, whose vector is wanted.
 
+        Args:
+            prompt_name: of the prompt before a text, see `Embedder`; ids are read as they are.
         Raises:
             Refused: it is too long, or blank.
         """
@@ -280,7 +293,7 @@ class Texts:
             return ids, slice(0, len(ids) - 1)
         self._check_text(text, param)
         with self._lock:
-            ids, own = self.embedder.tokens(text, UNCUT)
+            ids, own = self.embedder.tokens(text, UNCUT, prompt_name)
         self._check_length(len(ids), param)
         return ids, own
 
@@ -295,6 +308,27 @@ class Texts:
         with self._lock:
             encoded = self.labeller.encode(text, UNCUT)
         self._check_length(len(encoded.ids), param)
+        return encoded
+
+    def scored(self, query: str, documents: Sequence[str], longest_document: int = UNCUT) -> list[EncodedText]:
+        """A query with each of some documents; what is too long of a document is left out.
+
+        Args:
+            longest_document: tokens of a document.
+        Raises:
+            Refused: the query leaves no room for a document.
+        """
+        assert self.scorer is not None
+        self._check_letters(len(query), "query")
+        most_letters = LONGEST_TOKEN * self.longest
+        with self._lock:
+            query_tokens = len(self.scorer.encode_document(query, "", UNCUT).ids)
+        self._check_length(query_tokens, "query")
+        longest = min(self.longest, query_tokens + longest_document)
+        encoded = []
+        for document in documents:
+            with self._lock:
+                encoded.append(self.scorer.encode_document(query, document[:most_letters], longest))
         return encoded
 
     def given(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
@@ -400,9 +434,11 @@ class Fields:
             raise Refused(400, f"{name}, is missing; send {allowed}", name)
         return prompts
 
-    def end(self) -> tuple[str, ...]:
+    def end(self, supported: Sequence[str] = SUPPORTED) -> tuple[str, ...]:
         """Refuse what would change the answer; names of what is not known.
 
+        Args:
+            supported: fields that a misspelt one may mean.
         Raises:
             Refused: of a field that is known, or nearly so.
         """
@@ -412,10 +448,10 @@ class Fields:
                 fields.pop(tools, None)
         unknown = [name for name in fields if name not in IGNORED and fields[name] not in NEUTRAL.get(name, ())]
         for name in unknown:
-            if name in NEUTRAL or name in SUPPORTED:
+            if name in NEUTRAL or name in supported:
                 text = f"{name} = {str(fields[name])[:100]!r}, is not supported here; omit it"
                 raise Refused(400, text, name, "unsupported_parameter")
-            near = get_close_matches(name, SUPPORTED, 1, 0.8)
+            near = get_close_matches(name, supported, 1, 0.8)
             if near:
                 text = f"{name[:100]}, is not a field of this request; is {near[0]} meant?"
                 raise Refused(400, text, name[:100], "unsupported_parameter")
@@ -483,14 +519,19 @@ def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     Raises:
         Refused: it is wrong, or asks for what is not done here.
     """
-    assert texts.embedder is not None
-    width = texts.embedder.width
+    embedder = texts.embedder
+    assert embedder is not None
     fields = Fields(body)
     prompts = fields.prompts("input", MOST_INPUTS)
     form = fields.take("encoding_format", "float", "float or base64", lambda x: x in ("float", "base64"))
-    fields.whole("dimensions", width, width, width)
+    width = fields.whole("dimensions", embedder.width, 1 if embedder.has_head else embedder.width, embedder.width)
+    name = None
+    if embedder.has_head:
+        for field, names in PROMPT_FIELDS.items():
+            name = fields.take(field, name, ", ".join(names), lambda x, names=names: x in list(names), names.get)
     unknown = fields.end()
-    return VectorRequest(tuple(texts.embedded(prompt, "input") for prompt in prompts), form == "base64", unknown)
+    rows = tuple(texts.embedded(prompt, "input", name) for prompt in prompts)
+    return VectorRequest(rows, width, form == "base64", unknown)
 
 
 def read_labels(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> LabelRequest:

@@ -26,7 +26,8 @@ class Model:
 
     Args:
         folder: of a run, a checkpoint, an adapter, or a model published for Hugging Face.
-        settings: flags of `generate` or `embed` by name, such as num_beams=4, adapter="folder" or device="cpu".
+        settings: flags of `generate` or `embed` by name, such as num_beams=4, truncate_dim=128, adapter="folder" or
+            device="cpu".
     """
 
     def __init__(self, folder: str | Path, **settings: Any) -> None:
@@ -53,22 +54,28 @@ class Model:
             columns = [answer.columns for answer in work.texts(prompts)]
         return [row[ANSWER] for row in columns] if isinstance(work, WrittenAnswers) else columns
 
-    def embed(self, texts: Sequence[str], memory_budget: str | int | None = None) -> list[NDArray[np.float32]]:
-        """The vector of each text, in their order, as `embed` computes it: the mean of the encoder's last hidden
-        states.
+    def embed(
+        self, texts: Sequence[str], memory_budget: str | int | None = None, prompt_name: str | None = None
+    ) -> list[NDArray[np.float32]]:
+        """The vector of each text, in their order, as `embed` computes it: that of the model's embedding head, or without
+        one the mean of the encoder's last hidden states.
 
         Args:
             memory_budget: as of `answer`.
+            prompt_name: "query", "document" or "none", the prompt of the model that is put before each text; None: as
+                the settings say, which is "document" unless they do.
         Returns:
-            arrays (d_model,); with vectors="token", (tokens, d_model).
+            arrays (D,), D the width of the head's vectors, or truncate_dim, or d_model; with vectors="token", (tokens,
+            d_model).
         Raises:
-            UserError: the folder is not usable. DoesNotFit: the budget does not hold the model or a text.
+            UserError: the folder is not usable, or there is no such prompt. DoesNotFit: the budget does not hold the
+                model or a text.
             OverBudget: all was computed, and took more.
         """
         work = self._load("embed", memory_budget)
         assert isinstance(work, VectorWork)
         with watched(work.trained.monitor):
-            return work.embedder.embed(texts)
+            return work.embedder.embed(texts, prompt_name)
 
     def _load(self, command: str, memory_budget: str | int | None) -> AnswerWork | VectorWork:
         """What the command would load, kept from the last call where that was for the same use."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from commands.answering import find_answering
+from commands.document_scorer import Answers, DocumentScorer, answers_of, can_score, scorer_of
 from commands.generate import LEAST_TEXT
 from commands.text_reader import LENGTH_MULTIPLE, Embedder, Labeller
 from devices.sizes import ANSWERED_TOGETHER, few_places
@@ -16,7 +17,8 @@ from memory.monitor import watched
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
 from serving.engine import MOST_WAITING, AnswerEngine, Capacity
-from settings.declared import Config, DataConfig, GenerateConfig
+from serving.reranking import PATH as RERANK_PATH
+from settings.declared import Config, DataConfig, EmbedConfig, GenerateConfig
 from settings.fields import AUTO, Auto, listed
 from settings.tasks import MODEL_HEADS
 from support.language import join, say
@@ -53,6 +55,8 @@ def serve(config: Config) -> None:
             system_prompt=config.chat.system_prompt,
             seed=config.run.seed if config.is_set("seed") else None,
             name_given=str(config.checkpoint.model),
+            answers=answers_of(config, answering.model, default=None) if writes_text else None,
+            embed=config.embed,
         )
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
@@ -89,6 +93,8 @@ def api_of(
     system_prompt: str | None = None,
     seed: int | None = None,
     name_given: str = "",
+    answers: Answers | None = None,
+    embed: EmbedConfig | None = None,
 ) -> Api:
     """Everything behind the addresses, made of a loaded model; its engine does not run yet.
 
@@ -97,11 +103,13 @@ def api_of(
             nothing.
         rows: most answers at once. name_given: by which requests may name the model, beside the name of its folder.
         system_prompt: instructions where a request has none. seed: of requests that name none.
+        answers: of a T5 that says by one of two how relevant a document is; None: it does not.
+        embed: of the vectors of requests that say nothing else; None: as by default.
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
     shape = trained.held_model.shape
-    embedder = Embedder(trained, data)
+    embedder = Embedder(trained, data, settings=embed)
     limit = trained.budget.limit()
     if MODEL_HEADS[shape.head].writes_text:
         decoder = new_decoder(trained.blockwise)
@@ -123,8 +131,12 @@ def api_of(
     if shape.num_labels:
         labeller = Labeller(trained, data, rows)
         labeller.beside_bytes = embedder.beside_bytes
+    scorer: DocumentScorer | None = None
+    if answers is not None or (labeller is not None and can_score(shape)):
+        scorer = scorer_of(trained, data, answers)
+        scorer.beside_bytes = embedder.beside_bytes
     engine = AnswerEngine(decoder, capacity, trained.monitor, trained.device, trained.tree)
-    texts = Texts(trained.tokenizer, trained.template, data.max_seq_len, system_prompt, embedder, labeller)
+    texts = Texts(trained.tokenizer, trained.template, data.max_seq_len, system_prompt, embedder, labeller, scorer)
     folder = trained.folder.resolve()
     return Api(
         engine,
@@ -185,15 +197,24 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
     lines: list[str] = [
         say("serving {name} at {address}/v1  (stop with Ctrl-C or SIGTERM)", name=api.name, address=address)
     ]
-    key: list[str] = [say("key: {key}", key=token)] if token else []
+    last_lines: list[str] = []
+    if api.texts.scorer is not None:
+        last_lines.append(say("documents by relevance at POST {path}", path=RERANK_PATH))
+    if token:
+        last_lines.append(say("key: {key}", key=token))
     if api.engine.decoder is None:
         text = "vectors of {width} numbers, from texts of at most {longest} tokens"
-        width = f"{trained.blockwise.model.config.d_model:,}"
-        lines.append(say(text, width=width, longest=f"{api.texts.longest:,}"))
+        embedder = api.texts.embedder
+        assert embedder is not None
+        lines.append(say(text, width=f"{embedder.width:,}", longest=f"{api.texts.longest:,}"))
+        prompt = embedder.prompts[embedder.prompt_name]
+        if prompt:
+            text = "before each text: {prompt!r} (--prompt_name={name})"
+            lines.append(say(text, prompt=prompt, name=embedder.prompt_name))
         if api.texts.labeller is not None:
             names = trained.held_model.shape.label_names
             lines.append(say("labels of texts ({labels}) at POST /v1/classify", labels=listed(names) or say("number")))
-        return [*lines, *key]
+        return [*lines, *last_lines]
     capacity = api.engine.capacity
     longest = api.texts.longest
     new = api.defaults.max_new_tokens
@@ -216,4 +237,4 @@ def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[
             parts=parts,
         ),
     ]
-    return [*lines, *key]
+    return [*lines, *last_lines]

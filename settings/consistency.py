@@ -176,18 +176,18 @@ RULES = (
     ),
     Rule(
         lambda s: not _are_sizes(s),
-        "--matryoshka_sizes = {matryoshka_sizes}, are wrong; allowed: numbers such as 256,128,64, none above the width "
-        "of the vectors",
+        "--matryoshka_sizes = {matryoshka_sizes}, is wrong; allowed: numbers such as 256,128,64, up to the dimension "
+        "of the embeddings",
     ),
     Rule(
         lambda s: (
             (s.embedding_loss == "distillation") > (s.teacher_vectors is not None or s.command not in ("train", "plan"))
         ),
-        "--embedding_loss = distillation, needs vectors to learn; give --teacher_vectors",
+        "--embedding_loss = distillation, needs teacher embeddings; give --teacher_vectors",
     ),
     Rule(
         lambda s: s.teacher_vectors is not None and s.embedding_loss not in (AUTO, "distillation"),
-        "--embedding_loss = {embedding_loss}, does not look at teacher_vectors; omit one of the two",
+        "--embedding_loss = {embedding_loss}, does not use teacher_vectors; omit one of the two",
     ),
     Rule(
         lambda s: s.average_checkpoints == 1,

@@ -124,8 +124,8 @@ class T5ModelConfig:
     decoder_start_token_id: int | None = defining(None, "id of the first decoder token; none: pad_token_id", low=0)
     head: str = defining(
         "text",
-        "output of the model: text, sequence (a label per row), token (a label per token), embedding (a vector per "
-        "text) or none (the encoder's hidden states)",
+        "output of the model: text, sequence (a label per row), token (a label per token), embedding (one per text) or "
+        "none (the encoder's hidden states)",
         choices=tuple(MODEL_HEADS),
     )
     labels: str | Auto = defining(
@@ -150,12 +150,12 @@ class T5ModelConfig:
     )
     embedding_size: int = defining(
         0,
-        "width of the vectors that an embedding head gives, by a matrix after the pooling; 0: d_model, without one",
+        "dimension of the embeddings, by a dense layer after the pooling; 0: d_model, no dense layer",
         low=0,
         high=65536,
         needs="head=embedding",
     )
-    normalize: bool = defining(True, "scale the vectors of an embedding head to length 1", needs="head=embedding")
+    normalize: bool = defining(True, "normalise embeddings to length 1", needs="head=embedding")
 
     @property
     def is_text(self) -> bool:
@@ -254,25 +254,25 @@ class DataConfig(Noting):
     text_column: str = defining(
         "text",
         "text column for pretraining; if set, the run trains on this text even if the file has prompts and responses; "
-        "for --head=embedding the columns of the texts of a row, separated by commas",
+        "for --head=embedding the columns of the texts, separated by commas",
         needs=ON_TEXT,
     )
     label_column: str = defining(
         "label",
-        "label column for --head: one label per text, a list or string with one label per token, or for embedding how "
-        "alike two texts are",
+        "label column for --head: one label per text, a list or string with one label per token, or for embedding the "
+        "similarity of two texts",
         needs=ON_LABELS,
     )
     query_prompt: Text | None = defining(
-        None, "text before the first text of each row, which documents are looked for with", needs="head=embedding"
+        None, "prompt before the first text of each row, the query", needs="head=embedding"
     )
     document_prompt: Text | None = defining(
-        None, "text before the other texts of each row, which are looked for", needs="head=embedding"
+        None, "prompt before the other texts of each row, the documents", needs="head=embedding"
     )
     teacher_vectors: str | None = defining(
         None,
-        "vectors that those of the texts of train_file are to become, one a row: .npy, or .parquet with a column "
-        "vector, as embed writes it",
+        "teacher embeddings to distil, one for each row of train_file: .npy, or .parquet with a column vector, as "
+        "embed writes it",
         needs="head=embedding",
     )
     prepare_text: str = defining(
@@ -447,18 +447,18 @@ class TrainConfig(Noting):
     )
     embedding_loss: str | Auto = defining(
         AUTO,
-        "contrastive (the texts of a row against all others of the step), cosent or regression (how alike two texts "
-        "are), or distillation (teacher_vectors); auto: by what a row has",
+        "contrastive (all other texts of the step are negatives), cosent or regression (graded similarity), or "
+        "distillation (teacher_vectors); auto: by the columns of the rows",
         choices=EMBEDDING_LOSSES,
         needs="head=embedding",
     )
     contrastive_temperature: float = defining(
-        0.05, "cosines are divided by this in contrastive and cosent losses", above=0.0, needs="head=embedding"
+        0.05, "temperature of the contrastive and cosent losses", above=0.0, needs="head=embedding"
     )
     matryoshka_sizes: str | None = defining(
         None,
-        "widths to which vectors may be cut, such as 256,128,64: the loss is summed over them; none: the whole vector "
-        "alone",
+        "Matryoshka dimensions, such as 256,128,64: the loss is summed over embeddings truncated to each; none: the "
+        "full dimension alone",
         needs="head=embedding",
     )
     eval_steps: int | Auto = setting(AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", low=1)
@@ -488,8 +488,8 @@ class TrainConfig(Noting):
     metric_for_best: str = setting(
         "loss",
         f"metric that selects the best checkpoint: loss, a score of answers ({', '.join((*SCORES, *RANKED_SHOWN))}), "
-        f"of labels ({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}), of vectors ({', '.join(EMBEDDING_SCORES)}) or a metric "
-        f"of your own in Python; NAME/loss for one of several validation sets",
+        f"of labels ({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}), of vectors ({', '.join(EMBEDDING_SCORES)}) or a "
+        f"metric of your own in Python; NAME/loss for one of several validation sets",
     )
 
 
@@ -787,8 +787,8 @@ class AnswerConfig(Noting):
     )
     answers: str | Auto | None = defining(
         AUTO,
-        "file of all answers that are allowed: one per line, or a data file with a response_column; auto: "
-        "answers.txt in the model's folder, if it exists (in training: none); none: any answer",
+        "all answers that are allowed: a file with one per line or a response_column, or two or more separated by "
+        "commas; auto: answers.txt in the model's folder, if it exists (in training: none); none: any answer",
         needs="head=text",
     )
     num_answers: int = defining(
@@ -805,10 +805,49 @@ class AnswerConfig(Noting):
 class EmbedConfig(Noting):
     """Which vectors of texts are written."""
 
-    vectors: str = setting(
-        "mean",
-        "mean: one vector per text, averaged over its tokens; token: one vector per token",
+    vectors: str | Auto = setting(
+        AUTO,
+        "auto: one vector per text, by the model's embedding head, or without one as mean; mean: hidden states averaged "
+        "over the text's tokens; token: one vector per token",
         choices=("mean", "token"),
+    )
+    prompt_name: str = setting(
+        "document",
+        "which prompt of the model is put before each text: query (its query_prompt), document (its document_prompt) or "
+        "none",
+        choices=("query", "document", "none"),
+        needs=("head=embedding", "vectors=auto"),
+    )
+    truncate_dim: int | None = setting(
+        None,
+        "numbers to which each vector is cut, and scaled to length 1 again; for models trained with matryoshka_sizes; "
+        "none: all",
+        low=1,
+        needs=("head=embedding", "vectors=auto"),
+    )
+
+
+@dataclass(frozen=True)
+class SearchConfig(Noting):
+    """What is searched, and what is written of what is found."""
+
+    corpus: str | None = setting(
+        None, "file or folder of the texts that are searched; their vectors are kept in cache_dir"
+    )
+    num_documents: int = setting(10, "texts of the corpus per query, the nearest first", low=1, high=10_000)
+    num_negatives: int = setting(
+        0,
+        "hard negatives per query: rows to train on are written (query, pos, neg) instead of what is found; the input "
+        "needs a positive beside each query; 0: none",
+        low=0,
+        high=62,
+    )
+    relative_margin: float = setting(
+        0.05,
+        "a negative's cosine with the query is below that of the positive by at least this share of it",
+        low=0.0,
+        high=2.0,
+        needs="num_negatives",
     )
 
 
@@ -899,6 +938,7 @@ class Config:
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     answer: AnswerConfig = field(default_factory=AnswerConfig)
     embed: EmbedConfig = field(default_factory=EmbedConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     board: BoardConfig = field(default_factory=BoardConfig)
@@ -1002,6 +1042,10 @@ SETS = {
     "answering": ("answers num_answers num_beams length_penalty repetition_penalty no_repeat_ngram_size split_prompts"),
     "use": "memory_budget weights_in weights_dir mixed_precision device num_threads compiled_kernels seed folders",
     "prompts": "prompt_template source_prefix answers response_column cache_dir max_seq_len",
+    "text_vectors": (
+        "query_prompt document_prompt text_column prepare_text skip_bad_rows max_seq_len "
+        "eval_batch_size_per_gpu overwrite use"
+    ),
     "decoding": (
         "max_new_tokens min_new_tokens temperature top_k top_p num_beams length_penalty early_stopping "
         "repetition_penalty no_repeat_ngram_size"
@@ -1026,15 +1070,15 @@ COMMANDS = {
     "generate": (
         "checkpoint answer generate prompts prompt_column text_column prepare_text skip_bad_rows overwrite use"
     ),
-    "embed": (
-        "checkpoint input output embed text_column prepare_text skip_bad_rows max_seq_len "
-        "eval_batch_size_per_gpu overwrite use"
-    ),
+    "embed": "checkpoint input output embed text_vectors",
+    "search": "checkpoint input output search truncate_dim text_vectors cache_dir",
+    "rerank": "checkpoint input output prompts skip_bad_rows eval_batch_size_per_gpu overwrite use",
     "board": "board folders",
     "demo": "cache_dir memory_budget seed device num_threads compiled_kernels folders",
     "serve": (
         "checkpoint host port token generate_batch_size max_new_tokens temperature top_k top_p "
-        "repetition_penalty no_repeat_ngram_size system_prompt prompts prepare_text use"
+        "repetition_penalty no_repeat_ngram_size system_prompt prompts prepare_text prompt_name query_prompt "
+        "document_prompt use"
     ),
     "runs": "listing json folders",
     "chat": "checkpoint json chat decoding prompts use",

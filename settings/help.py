@@ -30,6 +30,8 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "chat": "talk with a trained model in the terminal",
         "evaluate": "loss, perplexity and scored answers on --validation_file",
         "embed": "vectors of texts or proteins from a model's encoder",
+        "search": "the texts of --corpus that are nearest to each query, or hard negatives to train on",
+        "rerank": "documents of each query of a file, best first",
         "serve": "HTTP API compatible with OpenAI clients: serve MODEL",
     },
     "publish": {
@@ -95,7 +97,15 @@ SHORT: dict[str, dict[str, tuple[str, ...]]] = {
         "token shards": ("tokenizer_dir", "is_finetune", "shards_dir", "preview", "clean", "dedup", "skip_bad_rows"),
     },
     "embed": {
-        "texts": ("model", "input", "output", "vectors", "text_column", "prepare_text"),
+        "texts": ("model", "input", "output", "vectors", "prompt_name", "truncate_dim", "text_column", "prepare_text"),
+        "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
+    },
+    "search": {
+        "texts": ("model", "input", "corpus", "output", "num_documents", "num_negatives", "relative_margin"),
+        "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
+    },
+    "rerank": {
+        "documents": ("model", "input", "output", "answers", "max_seq_len"),
         "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
     },
     "tokenizer": {"tokenizer": ("train_file", "vocab_size", "tokenizer_type", "tokenizer_dir", "text_column")},

@@ -5,7 +5,7 @@ One declaration: readers check a file against it (`check_keys`), and `python doc
 table into the documentation. Keys are those that transformers 4 and 5 write for T5, mT5, UMT5, ByT5 and CodeT5.
 
 Source: transformers 5.23 and 4.57: configuration_utils, generation/configuration_utils, models t5, mt5, umt5, byt5,
-roberta, tokenization_utils_base; config files of the published checkpoints.
+roberta, tokenization_utils_base; config files of the published checkpoints; sentence-transformers 6.2 and 3.0.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
+# Files of sentence-transformers, see `model.formats.sentence_transformers`.
+VECTOR_MODEL = "config_sentence_transformers.json"
+VECTOR_TEXTS = "sentence_bert_config.json"
+POOLING = f"1_Pooling/{CONFIG}"
+DENSE = f"2_Dense/{CONFIG}"
 HEADS_OF_ROWS = [name for name, head in MODEL_HEADS.items() if head.has_labels and head.pools_rows]
 _SHOWN_LENGTH = 60  # A message shows so many characters of a value.
 
@@ -255,11 +260,57 @@ TOKENIZER_KEYS = {
         ),
     ),
 }
+VECTOR_MODEL_KEYS = _keys(
+    (
+        "prompts default_prompt_name",
+        Key(
+            USED,
+            "`query` and `document` (or `passage`, `corpus`): query_prompt and document_prompt; without these the default "
+            "prompt is both",
+        ),
+    ),
+    ("model_type", Key(REFUSED, "a model without one dense embedding per text", ("SentenceTransformer",))),
+    ("truncate_dim", Key(REFUSED, "truncated embeddings; truncate them where they are used")),
+    ("similarity_fn_name", Key(IDLE, "scores use cosine similarity")),
+    ("requirements __version__", Key(IDLE, "where the file comes from, and how it is loaded")),
+)
+VECTOR_TEXTS_KEYS = _keys(
+    ("max_seq_length", Key(USED, "max_seq_len; if absent, model_max_length of tokenizer_config.json")),
+    ("do_lower_case", Key(REFUSED, "lower-casing", (False,))),
+    ("transformer_task", Key(REFUSED, "another output than hidden states", ("feature-extraction",))),
+    ("module_output_name", Key(REFUSED, "another output than hidden states", ("token_embeddings",))),
+    ("processing_kwargs", Key(REFUSED, "other ways to cut and join texts", ({},))),
+    ("query_length document_length query_expansion", Key(REFUSED, "queries and documents of different lengths")),
+    ("modality_config unpad_inputs", Key(IDLE, "how it is computed; the numbers are the same")),
+    (
+        "model_args tokenizer_args config_args model_kwargs processor_kwargs config_kwargs",
+        Key(IDLE, "how it is loaded"),
+    ),
+)
+POOLING_KEYS = _keys(
+    (
+        "pooling_mode pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens "
+        "pooling_mode_mean_sqrt_len_tokens pooling_mode_weightedmean_tokens pooling_mode_lasttoken",
+        Key(USED, "pooling: mean, cls (first) or lasttoken (last); others and several are refused"),
+    ),
+    ("include_prompt", Key(USED, "false is refused if the folder has prompts: here their tokens are pooled too")),
+    ("embedding_dimension word_embedding_dimension", Key(IDLE, "d_model")),
+)
+DENSE_KEYS = _keys(
+    ("in_features out_features", Key(USED, "dimensions of the dense layer; embedding_size")),
+    ("bias use_residual", Key(USED, "false; true is refused")),
+    ("activation_function", Key(USED, "torch.nn.modules.linear.Identity; others are refused")),
+    ("module_input_name module_output_name", Key(USED, "sentence_embedding; others are refused")),
+)
 FILES: dict[str, dict[str, Key]] = {
     CONFIG: CONFIG_KEYS,
     GENERATION: GENERATION_KEYS,
     TOKENIZER: TOKENIZER_KEYS,
     SPECIAL: SPECIAL_KEYS,
+    VECTOR_MODEL: VECTOR_MODEL_KEYS,
+    VECTOR_TEXTS: VECTOR_TEXTS_KEYS,
+    POOLING: POOLING_KEYS,
+    DENSE: DENSE_KEYS,
 }
 
 

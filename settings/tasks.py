@@ -80,7 +80,7 @@ TASKS = {
         "token_labels:TokenLabels", "a text and a label for each of its words or letters", head="token", finetunes=True
     ),
     "embedding": TaskFacts(
-        "embedding:Embedding", "texts that belong together, or how alike they are", head="embedding", finetunes=True
+        "embedding:Embedding", "pairs of texts, or texts with teacher embeddings", head="embedding", finetunes=True
     ),
 }
 
@@ -107,16 +107,16 @@ PREFERENCE_LOSSES = {
 MODEL_HEADS = {
     "text": HeadFacts(
         "pairs",
-        ("generate", "evaluate", "chat", "serve", "embed", "export"),
+        ("generate", "evaluate", "chat", "serve", "embed", "search", "export", "rerank"),
         "text2text-generation",
         writes_text=True,
         needs_decoder=True,
         takes_decoder=True,
     ),
-    "none": HeadFacts(None, ("embed", "serve", "export"), "feature-extraction"),
+    "none": HeadFacts(None, ("embed", "search", "serve", "export"), "feature-extraction"),
     "sequence": HeadFacts(
         "sequence",
-        ("generate", "evaluate", "serve", "embed", "export"),
+        ("generate", "evaluate", "serve", "embed", "search", "export", "rerank"),
         "text-classification",
         has_labels=True,
         takes_decoder=True,
@@ -125,11 +125,11 @@ MODEL_HEADS = {
         over_decoder={"pooling": "last", "head_kind": "dense"},
     ),
     "token": HeadFacts(
-        "token", ("generate", "evaluate", "serve", "embed", "export"), "token-classification", has_labels=True
+        "token", ("generate", "evaluate", "serve", "embed", "search", "export"), "token-classification", has_labels=True
     ),
     "embedding": HeadFacts(
         "embedding",
-        ("embed", "evaluate", "serve", "export"),
+        ("embed", "evaluate", "search", "serve", "export"),
         "sentence-similarity",
         has_vectors=True,
         pools_rows=True,

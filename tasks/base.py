@@ -155,7 +155,8 @@ class BaseTask:
             UserError: the template is wrong.
         """
         template = template_of(data, tokenizer_dir) if self.uses_template and tokenizer_dir else None
-        return self.examples_class(clean, template, columns.form, data.expand_turns, data.prepare_text)
+        examples_class = columns.examples_class or self.examples_class
+        return examples_class(clean, template, columns.form, data.expand_turns, data.prepare_text)
 
     def encoder(self, tokenizer: Tokenizer, examples: Examples, limits: RowLimits) -> Encoder:
         """How rows become ids."""
@@ -371,6 +372,10 @@ class BaseTask:
             write: gets each batch and the head's outputs as well.
         """
         return Scores()
+
+    def scores_bytes(self, texts: int, model: T5ModelConfig) -> int:
+        """What these scores hold at the highest of an evaluation of so many texts, where that grows with them."""
+        return 0
 
 
 def random_ids(random: np.random.Generator, model: T5ModelConfig, count: int) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from data.prepare.preview import side_row, text_of_ids
 from data.prepare.training_data import TrainingData
 from data.shards.store import LengthFacts
 from data.sources.columns import Columns
-from data.sources.embedding_columns import NO_NUMBER, USUAL_TEXTS, EmbeddingColumns, unpacked
+from data.sources.embedding_columns import NO_NUMBER, USUAL_TEXTS, EmbeddingColumns, unpacked, vectors_in
 from data.sources.peek import Peek
 from data.sources.reading import head_of
 from data.sources.source import Source
@@ -30,17 +31,21 @@ from settings.declared import DataConfig, LoraConfig, PreferenceConfig, T5ModelC
 from settings.errors import UserError
 from support.language import say
 from support.storage import Once
-from tasks.base import BaseTask, Scores, Watch, random_ids, random_keys
+from tasks.base import BaseTask, Outputs, Scores, Watch, random_ids, random_keys
 
 if TYPE_CHECKING:
     from engine.blockwise import Blockwise, Objective
     from model.micro_batch import MicroBatch
     from model.t5 import T5
 
+DIGITS = 6  # Cosines are written with so many digits.
+SMALLEST = 1e-12  # No vector counts as shorter.
+
 
 @dataclass(frozen=True)
 class EmbeddingExamples(Examples):
-    """A row is its texts, and `packed` numbers; prompts are put before the texts.
+    """A row is a text, or a text, a list of those that belong to it, as JSON, and negatives; and `packed` numbers. Each
+    text of the list makes an example of its own, so that none is a negative of another. Prompts are put before texts.
 
     Args:
         query_prompt: before the first text of a row. document_prompt: before the others.
@@ -58,10 +63,16 @@ class EmbeddingExamples(Examples):
         return usable
 
     def parts(self, row: TextRow) -> Iterator[tuple[list[Turn], TextRow]]:
-        yield [], row
+        first, *others = row
+        if not others:
+            yield [], row
+            return
+        for positive in json.loads(others[0]):
+            yield [], (first, positive, *others[1:])
 
     def texts(self, row: TextRow) -> list[str]:
-        return list(row[:-1])
+        first, *others = row[:-1]
+        return [first, *json.loads(others[0]), *others[1:]] if others else [first]
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,9 @@ class Embedding(BaseTask):
         return " --head=embedding"
 
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
-        raise UserError("--train_file = none, --head=embedding needs texts that belong together; give a file")
+        raise UserError(
+            "--train_file = none, --head=embedding needs pairs of texts, or texts with teacher embeddings; give a file"
+        )
 
     def problems_unless_named(self, data: DataConfig, file: str) -> list[str]:
         return [say("--train_file = {path}, holds texts for --head={kind}; name this head", path=file, kind=self.name)]
@@ -128,7 +141,16 @@ class Embedding(BaseTask):
     def label_names(
         self, data: DataConfig, model: T5ModelConfig, training_data: TrainingData, once: Once
     ) -> tuple[str, ...]:
-        """None: the targets of rows are numbers."""
+        """None: the targets of rows are numbers. Vectors to become must be as wide as those of the model."""
+        width = 0 if data.teacher_vectors is None else len(next(vectors_in(data.teacher_vectors), ()))
+        if width not in (0, model.vector_size):
+            raise UserError(
+                "--teacher_vectors = {file}, holds embeddings of dimension {width}, and the model's have {size}; "
+                "give --embedding_size={width}",
+                file=data.teacher_vectors,
+                width=width,
+                size=model.vector_size,
+            )
         return ()
 
     def examples(self, data: DataConfig, clean: bool, columns: Columns, tokenizer_dir: Path | None) -> Examples:
@@ -261,9 +283,9 @@ class Embedding(BaseTask):
         assert isinstance(batch, EmbeddingBatch)
         (vectors,) = blockwise.embed([micro_batch])
         if len(vectors) == 1:
-            return say("a vector of {count} numbers", count=vectors.shape[1]), ""
+            return say("embedding of dimension {count}", count=vectors.shape[1]), ""
         first, second = vectors[:2].double().cpu().numpy()
-        cosine = float(first @ second / np.sqrt((first @ first) * (second @ second)))
+        cosine = _cosine(first, second)
         text = text_of_ids(tokenizer, batch.input_ids[1, : batch.input_lengths[1]])
         score = batch.targets[0][0]
         return f"{cosine:.4f}  {text}", "" if np.isnan(score) else f"{score:.4f}"
@@ -271,7 +293,36 @@ class Embedding(BaseTask):
     def new_scores(self, names: Sequence[str], write: Watch | None = None) -> Scores:
         from tasks.embedding_scores import EmbeddingScores
 
-        return EmbeddingScores()
+        return EmbeddingScores(write)
+
+    def scores_bytes(self, texts: int, model: T5ModelConfig) -> int:
+        from tasks.embedding_scores import held_bytes
+
+        return held_bytes(texts, model.vector_size)
+
+    def prediction_rows(
+        self, batch: Batch, outputs: Outputs, names: Sequence[str], tokenizer: Tokenizer
+    ) -> Iterator[dict[str, Any]]:
+        """For each row of a batch a JSON line with its texts, the cosine of the first with each other one, and its
+        score; of a text with a vector to become, the cosine of both.
+        """
+        assert isinstance(batch, EmbeddingBatch)
+        texts = [
+            tokenizer.decode_with_unknown(ids[:length])
+            for ids, length in zip(batch.input_ids, batch.input_lengths, strict=True)
+        ]
+        begin = 0
+        for count, targets in zip(batch.row_texts.tolist(), batch.targets, strict=True):
+            vectors = outputs[begin : begin + count].astype(np.float64)
+            others = vectors[1:] if count > 1 else targets[np.newaxis, : vectors.shape[1]].astype(np.float64)
+            cosines = [_cosine(vectors[0], other) for other in others]
+            row = {"texts": texts[begin : begin + count], "cosines": [round(cosine, DIGITS) for cosine in cosines]}
+            begin += count
+            yield row if len(targets) > 1 or np.isnan(targets[0]) else {**row, "score": float(str(targets[0]))}
+
+
+def _cosine(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    return float(one @ other) / max(float(np.sqrt((one @ one) * (other @ other))), SMALLEST)
 
 
 def _halves(tokens: int) -> list[int]:
@@ -280,5 +331,5 @@ def _halves(tokens: int) -> list[int]:
 
 def _shown_targets(targets: NDArray[np.float32]) -> Table:
     if len(targets) > 1:
-        return [(say("vector"), say("{count} numbers", count=len(targets)))]
+        return [(say("teacher embedding"), say("dimension {count}", count=len(targets)))]
     return [] if np.isnan(targets[0]) else [(say("score"), f"{targets[0]:.6g}")]

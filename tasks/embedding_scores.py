@@ -18,23 +18,29 @@ import torch
 from numpy.typing import NDArray
 
 from data.batches.collate import Batch, EmbeddingBatch
+from devices.sizes import COMPARED_BYTES
 from engine.blockwise import Objective
+from engine.nearest import QUERIES, blocks_of, nearest
 from engine.objectives.embedding import EmbeddingObjective, Texts, pad_targets
-from tasks.base import Processes, Scores
+from tasks.base import Processes, Scores, Watch
 from tasks.label_scores import correlation, ranks
 
 DEPTH = 10  # Ranks that are looked at.
-AT_ONCE = 256  # So many texts look at a time.
+PIECES = 4  # Of the cosines of all texts with all, pieces are held in so many forms.
+COPIES = 10  # Of all vectors so many are held at the highest, for the loss and its gradient.
 Rows = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], list[NDArray[np.float32]]]
 
 
 class EmbeddingScores(Scores):
     """Vectors as they come.
 
-    Memory: 4 bytes a number of the vectors, and a piece of the cosines of all texts with all.
+    Args:
+        write: gets each batch and the vectors of its texts as well.
+    Memory: see `held_bytes`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, write: Watch | None = None) -> None:
+        self._write = write
         self._rows: list[Rows] = []
         self._objective: EmbeddingObjective | None = None
 
@@ -45,6 +51,8 @@ class EmbeddingScores(Scores):
         assert isinstance(batch, EmbeddingBatch)
         vectors = self._objective.vectors.float().cpu().numpy()
         self._rows.append((vectors, batch.labels[:, 0], batch.row_texts, list(batch.targets)))
+        if self._write is not None:
+            self._write(batch, vectors)
 
     def gather(self, processes: Processes) -> None:
         """See `Scores`."""
@@ -82,28 +90,33 @@ def _found(
 ) -> dict[str, float]:
     """The scores of what the first text of each of these rows finds; see `Texts` for the arrays."""
     relevant = defaultdict[int, set[int]](set)
-    queries = dict[int, int]()  # Number -> place of a text, equal ones once.
+    queries = dict[int, int]()  # Number of a text -> its index; equal texts count once.
     corpus = dict[int, int]()
     for row in rows.tolist():
         first = int(firsts[row])
         query = int(numbers[first])
         queries.setdefault(query, first)
         relevant[query].add(int(numbers[first + 1]))
-        for place in range(first + 1, first + int(row_texts[row])):
-            corpus.setdefault(int(numbers[place]), place)
-    documents = directions[list(corpus.values())]
+        for text in range(first + 1, first + int(row_texts[row])):
+            corpus.setdefault(int(numbers[text]), text)
+    documents = torch.from_numpy(directions[list(corpus.values())])
     names = np.array(list(corpus))
     depth = min(DEPTH, len(names))
     discounts = 1 / np.log2(np.arange(DEPTH) + 2)
     totals = np.zeros(4)
-    places = np.array(list(queries.values()))
-    for begin in range(0, len(places), AT_ONCE):
-        scores = directions[places[begin : begin + AT_ONCE]] @ documents.T
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
-        for place, found in zip(places[begin : begin + AT_ONCE], names[best], strict=True):
-            wanted = relevant[int(numbers[place])]
-            hits = np.array([name in wanted for name in found.tolist()])
-            ideal = discounts[: len(wanted)].sum()
+    query_texts = np.array(list(queries.values()))
+    for begin in range(0, len(query_texts), QUERIES):
+        block = query_texts[begin : begin + QUERIES]
+        _, best = nearest(torch.from_numpy(directions[block]), blocks_of(documents), depth)
+        for query_number, ranked in zip(numbers[block].tolist(), names[best.numpy()], strict=True):
+            matches = relevant[query_number]
+            hits = np.array([name in matches for name in ranked.tolist()])
+            ideal = discounts[: len(matches)].sum()
             first_hit = 1 / (1 + int(hits.argmax())) if hits.any() else 0.0
-            totals += (hits[0] / len(wanted), hits.sum() / len(wanted), first_hit, hits @ discounts[:depth] / ideal)
-    return dict(zip(("recall@1", "recall@10", "mrr@10", "ndcg@10"), (totals / len(places)).tolist(), strict=True))
+            totals += (hits[0] / len(matches), hits.sum() / len(matches), first_hit, hits @ discounts[:depth] / ideal)
+    return dict(zip(("recall@1", "recall@10", "mrr@10", "ndcg@10"), (totals / len(query_texts)).tolist(), strict=True))
+
+
+def held_bytes(texts: int, width: int) -> int:
+    """What the scores and the loss of so many vectors hold at the highest."""
+    return COPIES * 4 * width * texts + PIECES * COMPARED_BYTES

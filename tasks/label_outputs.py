@@ -20,6 +20,7 @@ from data.prepare.training_data import TrainingData
 from data.shards.store import LengthFacts
 from data.sources.columns import Columns
 from data.sources.peek import Peek, peek
+from data.sources.relevance import BESIDE_QUERY
 from data.task import RowLimits, Table
 from data.text.conversations import Examples, TextRow, Usable
 from data.text.templates import Turn
@@ -123,7 +124,9 @@ class LabelOutputs(BaseTask):
         return [say(problem, path=file, kind=self.name)]
 
     def column_flags(self, columns: Sequence[str]) -> Sequence[str]:
-        return () if list(columns) == ["text", "label"] else ("text_column", "label_column")
+        if list(columns) == ["text", "label"] or columns[0].startswith(BESIDE_QUERY):
+            return ()
+        return ("text_column", "label_column")
 
     def tokenizer_type(self, training_data: TrainingData) -> str:
         texts = [text for text, _ in peek(training_data.sources, training_data.columns, SAMPLED_TEXTS).rows]
@@ -167,7 +170,8 @@ class LabelOutputs(BaseTask):
     def token_lengths(
         self, tokenizer: Tokenizer, examples: Examples, rows: Sequence[TextRow], model: T5ModelConfig
     ) -> list[NDArray[np.int64]]:
-        tokens = lengths_of_rows(TextEncoder(tokenizer, examples.prepare).encode([text for text, _ in rows]))
+        texts = [text for text, _ in examples.usable(rows).texts]
+        tokens = lengths_of_rows(TextEncoder(tokenizer, examples.prepare).encode(texts))
         return [tokens, tokens * (model.num_decoder_layers > 0)]
 
     def length_title(self, column: str) -> str | None:
@@ -188,7 +192,7 @@ class LabelOutputs(BaseTask):
         self, data: DataConfig, peek: Peek, count: int, examples: Examples, tokenizer: Tokenizer | None
     ) -> Table:
         table: Table = []
-        for text, cell in peek.rows[:count]:
+        for text, cell in examples.usable(peek.rows).texts[:count]:
             labels = json.loads(cell)
             if tokenizer is None:
                 table += [side_row(0, text), self.show_words(labels)]

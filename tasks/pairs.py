@@ -16,6 +16,7 @@ from data.sources.columns import Columns
 from data.sources.corpus import build_sample_corpus
 from data.sources.layouts import CONVERSATIONS, PAIRS, recognise
 from data.sources.reading import head_of
+from data.sources.relevance import BESIDE_QUERY
 from data.sources.source import Source
 from data.task import ShardFormat
 from data.text.conversations import ANSWERS, MESSAGES_COLUMNS
@@ -41,7 +42,7 @@ class Pairs(BaseTask):
         return columns or Columns((data.prompt_column, data.response_column), data.history_column or "")
 
     def column_flags(self, columns: Sequence[str]) -> Sequence[str]:
-        if columns[0] in ("prompt", *MESSAGES_COLUMNS):
+        if columns[0] in ("prompt", *MESSAGES_COLUMNS) or columns[0].startswith(BESIDE_QUERY):
             return ()
         return ("messages_column",) if len(columns) == 1 else ("prompt_column", "response_column")
 

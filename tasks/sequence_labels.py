@@ -12,6 +12,8 @@ from data.prepare.encode import TextEncoder
 from data.prepare.preview import shown, side_row, text_of_ids
 from data.sources.columns import Columns
 from data.sources.label_columns import LabelColumns
+from data.sources.reading import head_of
+from data.sources.relevance import judged_text_columns
 from data.sources.source import Source
 from data.task import ShardFormat, Table
 from data.text.labels import label_of
@@ -45,7 +47,8 @@ class SequenceLabels(LabelOutputs):
     shards = ShardFormat("sequence", ("input_ids", "labels"), label_column="labels")
 
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
-        return TextLabel((data.text_column,), label=data.label_column)
+        judged = judged_text_columns(data, head_of(sources[0])) if sources else None
+        return judged or TextLabel((data.text_column,), label=data.label_column)
 
     def ids_and_labels(
         self, encoder: TextEncoder, text: str, labels: Sequence[str | None]

@@ -11,7 +11,8 @@ from devices.sizes import SAMPLE_TOKENS
 from engine.step import to_micro_batch
 from memory.answers import AnswerBatch, HeldModel
 from memory.cleanup import free_failed
-from settings.fields import AUTO
+from settings.errors import UserError
+from settings.fields import AUTO, not_known
 from support.language import join, say
 from support.units import MIB
 from training.evaluation import losses
@@ -21,6 +22,7 @@ from training.evaluation.prompt_parts import PromptParts, was_cut
 from training.evaluation.samples import SHOWN, AnsweredRow, generate_metrics, sides_of
 from training.live import LiveRun
 from training.recovering import give_up
+from training.report.run_files import EVAL_COUNTS
 
 LEAST_FREE_BYTES = MIB
 CUT = "[...]"  # This stands behind a sample that was cut at the longest length.
@@ -32,7 +34,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
     Args:
         averaged: checkpoints whose mean is measured; 0: the weights of this step.
     Raises:
-        DoesNotFit: not even a single row fits.
+        DoesNotFit: not even a single row fits. UserError: `metric_for_best` is not among the figures of these rows.
     """
     step = live.state.step
     live.controller.before("evaluation", step)
@@ -48,6 +50,11 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
         result = losses.mean_of_sets(results) if sets else results[""]
     if not result.tokens:
         return False
+    best = live.train.metric_for_best
+    figures = [name for name in result.figures() if name not in EVAL_COUNTS]
+    if best not in figures:  # Which scores vectors have, the rows decide.
+        problem = not_known(best, figures)
+        raise UserError(say("--metric_for_best = {metric_for_best}, {problem}", metric_for_best=best, problem=problem))
     held_out = live.run.validation.num_rows
     answered = {}
     if scores:
@@ -199,7 +206,8 @@ def show_samples(live: LiveRun) -> str | None:
         for prompt, (on_screen, answer, reference) in zip(prompts, samples, strict=True):
             live.log.progress.sample(prompt, on_screen, reference, is_label=not live.task.writes_text)
             live.log.event("sample", prompt=prompt, answer=answer, reference=reference)
-    return prompts[0] if prompts else None
+    # `embed` puts the prompt before a text by itself.
+    return prompts[0].removeprefix(run.config.data.query_prompt or "") if prompts else None
 
 
 def _written_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[str, str, str]]:

@@ -37,8 +37,8 @@ from model.decoding.answer_tree import AnswerTree
 from model.formats.adapter_folder import adapter_bytes
 from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
-from model.t5 import in_memory
-from settings.declared import Config
+from model.t5 import T5, in_memory
+from settings.declared import Config, TrainConfig
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, counted
 from support.language import say
@@ -204,15 +204,20 @@ def load_model(
     t5 = hf_format.load(saved.base, storage, device.torch_device, expect=shape, allocate=allocate, filling=filling)
     adapters = attach(t5, list(saved.adapters), saved.base) if saved.adapters else None
     weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
-    objective: Objective | None = None
-    if t5.label_head is not None:
-        objective = LabelObjective(t5.label_head)
-    if t5.embedding_head is not None:
-        objective = EmbeddingObjective(t5.embedding_head)
+    objective = objective_of(t5, config.train)
     heap = HeapTrimmer("small" if device.is_separate_memory else "fast")
     blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
     template = template_of(config.data, saved.tokenizer)
     return LoadedModel(saved.top, blockwise, model, adapters, tokenizer, template, device, budget, tree)
+
+
+def objective_of(model: T5, train: TrainConfig) -> Objective | None:
+    """What the loss of a trained model's head is; None: that of text."""
+    if model.label_head is not None:
+        return LabelObjective(model.label_head)
+    if model.embedding_head is not None:
+        return EmbeddingObjective.of(model, train)
+    return None
 
 
 def note(text: str) -> None:

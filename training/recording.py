@@ -156,7 +156,7 @@ class Recorder:
         log.table(say("done"), result_rows(summary))
         template = Template.read(summary.model_dir) or Template()  # `generate` puts it around the question by itself.
         leads_to_finetuning = live.task.leads_to_finetuning(live.train.is_finetune)
-        lines = next_commands(summary.model_dir, leads_to_finetuning, template.question(prompt))
+        lines = next_commands(summary.model_dir, live.shape.head, leads_to_finetuning, template.question(prompt))
         if live.output.push_to_hub is None:
             lines = [*lines, push_command(Path(summary.model_dir))]
         log.progress.lines(say("next"), lines)

@@ -27,6 +27,7 @@ from model.formats.answering import (
     read_answer_settings,
     unknown_keys,
 )
+from model.formats.sentence_transformers import TextSettings, encoder_folder, text_settings
 from model.formats.shape_file import read_config
 from model.lora.form import LoraSettings
 from settings.declared import Config, T5ModelConfig, settings_by_name
@@ -34,14 +35,16 @@ from settings.errors import UserError, refuse
 from settings.fields import AUTO, near_path, parse, read_settings_file
 from settings.precedence import BY_USER, SAVED
 from settings.tasks import MODEL_HEADS
-from support.language import say
+from support.language import join, say
 from training.checkpoints.runs import model_folder, runs_newest_first
 from training.report.run_files import SETTINGS_FILE
 
 SHAPE_SETTINGS = tuple(member.name for member in fields(T5ModelConfig) if member.name != "dropout_rate")
 # These follow from the tokenizer, so a preset may differ in them and still have the same shape.
 TOKENIZER_SETTINGS = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-HEAD_SETTINGS = ("labels", "pooling", "head_kind", "num_decoder_layers")
+HEAD_SETTINGS = ("labels", "pooling", "head_kind", "embedding_size", "normalize", "num_decoder_layers")
+# How a model that gives vectors reads texts, which models that are trained from it do as well.
+READING_SETTINGS = tuple(member.name for member in fields(TextSettings))
 # Answer settings that a model inherits from the model it is trained from.
 INHERITED_ANSWERS = (*DECODING_SETTINGS, "max_new_tokens")
 # Groups that only training steps depend on: a saved value that this version does not accept is ignored there.
@@ -75,7 +78,7 @@ class SavedModel:
         """
         adapter_paths = [Path(word.strip()) for word in (adapters or "").split(",") if word.strip()]
         refuse([_not_an_adapter(path) for path in adapter_paths if not is_adapter(path)])
-        folder = cls(adapter_paths[0]).base if folder is None else Path(folder)
+        folder = cls(adapter_paths[0]).base if folder is None else encoder_folder(Path(folder))
         if is_adapter(folder):
             adapter_paths.insert(0, folder)
         return cls(folder, tuple(adapter_paths), moved_base)
@@ -92,6 +95,7 @@ class SavedModel:
         base = Path(read_info(self.folder).base)
         if self.moved_base is not None and not is_adapter(self.moved_base):
             base = Path(self.moved_base)
+        base = encoder_folder(base)
         if is_adapter(base):
             raise UserError(
                 "{folder}, is an adapter for {base}, which is an adapter as well; merge that one first",
@@ -147,7 +151,7 @@ class SavedModel:
     def run_settings(self) -> dict[str, Any]:
         """Settings of the run that trained the model, without those that this version does not have.
 
-        Empty if no file of a run is found.
+        If no file of a run is found: those of a folder of sentence-transformers; of another folder none.
 
         Raises:
             UserError: a setting that rows or answers depend on has an invalid value.
@@ -155,7 +159,7 @@ class SavedModel:
         # A checkpoint is two folders below its run: <run>/checkpoints/<step>.
         paths = (folder / SETTINGS_FILE for folder in (self.top, *self.top.parents[:2]))
         path = next(filter(Path.is_file, paths), None)
-        return {} if path is None else _read_settings(path)
+        return text_settings(self.base) if path is None else _read_settings(path)
 
     def settings_of(self, *names: str) -> dict[str, Any]:
         """The values of these settings in `run_settings`, where they are there."""
@@ -208,8 +212,12 @@ class SavedModel:
             UserError: the settings ask for a head that writes text, and the model is an encoder.
         """
         if MODEL_HEADS[model.head].writes_text and not MODEL_HEADS[self.shape.head].writes_text:
+            trained = [name for name, facts in MODEL_HEADS.items() if facts.task and not facts.writes_text]
+            heads = [self.shape.head] if self.shape.head in trained else trained
             raise UserError(
-                "--finetune_from = {base}, is an encoder; name its head (--head=sequence or token)", base=self.folder
+                "--finetune_from = {base}, is an encoder; name its head (--head={heads})",
+                base=self.folder,
+                heads=join(say(" or "), heads),
             )
         return with_head(self.shape, model, is_set)
 

@@ -16,6 +16,7 @@ from loguru import logger
 from engine.optimizer_in_backward import is_finite, norm_of
 from engine.step import Engine, to_micro_batch
 from memory.cleanup import drop_frames
+from model.formats.sentence_transformers import TextSettings
 from model.micro_batch import MicroBatch
 from training.checkpoints.content import write_checkpoint
 from training.checkpoints.folder import name_of
@@ -47,6 +48,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
         state=live.checkpoint_state(),
         answers=live.decoding if live.task.writes_text else None,
         listed_in=None if live.run.tree is None else live.run.run_dir,
+        texts=TextSettings.of(live.run.config.data) if live.shape.gives_vectors else None,
         num_answers=live.num_answers,
         with_weights=engine.blockwise.weight_store.loaded,
     )

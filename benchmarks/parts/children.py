@@ -75,23 +75,26 @@ def run(
     stop: Callable[[], bool] | None = None,
     said: str = "",
     beside: Callable[[int], None] | None = None,
+    python: str = sys.executable,
 ) -> Child:
     """Run `python WORDS` and watch its memory until it ends.
 
     Args:
-        words: what follows the name of this Python. cwd: where it runs; modules of the project are found anywhere.
+        words: what follows the name of the Python. cwd: where it runs; modules of the project are found anywhere.
         environment: added to this one's. enter: called in the child before Python starts, to limit it.
         stop: once it returns True, the child is killed. said: what it reads from standard input.
         beside: called with the process id in a thread of its own, such as a client of a server.
+        python: another one, which does not find this project.
     """
     began, peak, marked, high_water = time.perf_counter(), 0, 0, 0
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+    path = str(ROOT) if python == sys.executable else ""
+    environment = {**os.environ, "PYTHONPATH": path, **(environment or {})}
     with ExitStack() as opened:
         given, out, err = (opened.enter_context(tempfile.TemporaryFile("w+", encoding="utf8")) for _ in range(3))
         given.write(said)
         given.seek(0)
         child = subprocess.Popen(
-            [sys.executable, *words], cwd=cwd, env=environment, stdin=given, stdout=out, stderr=err, preexec_fn=enter
+            [python, *words], cwd=cwd, env=environment, stdin=given, stdout=out, stderr=err, preexec_fn=enter
         )
         if beside is not None:
             threading.Thread(target=beside, args=(child.pid,), daemon=True).start()
@@ -109,9 +112,9 @@ def run(
         return Child(child.returncode, out.read(), err.read(), seconds, peak, marked, high_water)
 
 
-def must_run(words: Sequence[str], cwd: Path = ROOT) -> Child:
+def must_run(words: Sequence[str], cwd: Path = ROOT, python: str = sys.executable) -> Child:
     """The same, but this program ends where the child fails."""
-    child = run(words, cwd)
+    child = run(words, cwd, python=python)
     if child.returncode:
         sys.exit(f"{' '.join(words[:3])} ended with {child.returncode}:\n{(child.output + child.messages)[-3000:]}")
     return child

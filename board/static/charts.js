@@ -407,7 +407,9 @@ export function metricName(metric) {
 // Within a sentence: eval loss, but ROUGE-L.
 export const metricInText = (metric) => metricName(metric).replace(/^[A-Z](?=[a-z])/, (letter) => letter.toLowerCase());
 const FRACTIONS = ["accuracy", "macro_f1", "matthews", "spearman", "pearson"];
-export const scoreText = (metric, value) => figure(value, isLoss(metric) || FRACTIONS.includes(metric.split("/").at(-1)) ? 3 : 2);
+// What is found among texts is a fraction where vectors are compared, and a percentage of answers.
+const isFraction = (name, value) => FRACTIONS.includes(name) || (/^(recall|ndcg|mrr)@/.test(name) && value <= 1);
+export const scoreText = (metric, value) => figure(value, isLoss(metric) || isFraction(metric.split("/").at(-1), value) ? 3 : 2);
 
 // Series of a run's evaluations by metric: [[metric, [[set, series], ...]], ...]; the set is "" for the validation data as a whole.
 export function evaluated(names, settings) {

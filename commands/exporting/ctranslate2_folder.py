@@ -18,6 +18,7 @@ from torch import Tensor
 
 from commands.convert import fixed_ids, probe_logits
 from commands.exporting.exported import Comparison, Exported
+from model.rows import Rows
 from model.shapes import DECODER, ENCODER, STACKS, Stack, weight_counts
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
@@ -52,6 +53,12 @@ def write(exported: Exported, folder: Path) -> Path:
             "--model = an encoder with labels (--head={head}), CTranslate2 has no such heads for T5; use --format=onnx",
             head=shape.head,
         )
+    if shape.gives_vectors and shape.embedding_size:
+        raise UserError(
+            "--model = a dense layer after pooling (--embedding_size={size}), CTranslate2 has none for T5; use "
+            "--format=onnx",
+            size=shape.embedding_size,
+        )
     if exported.quantize == "q4":
         raise UserError("--quantize = q4, is not supported by CTranslate2; allowed: none, fp16, int8")
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -74,7 +81,9 @@ def _stored(exported: Exported) -> str:
 
 
 def check(exported: Exported, folder: Path) -> list[Comparison]:
-    """Log-probabilities of fixed answers there and here, or hidden states of an encoder."""
+    """Log-probabilities of fixed answers there and here, or hidden states of an encoder, or vectors that are made of
+    them.
+    """
     config = exported.model.config
     ctranslate2 = needs("ctranslate2", "--format = ctranslate2")
     runner = ctranslate2.Translator if config.num_decoder_layers else ctranslate2.Encoder
@@ -91,6 +100,9 @@ def check(exported: Exported, folder: Path) -> list[Comparison]:
     else:
         states = torch.tensor(np.array(runs.forward_batch(sources).last_hidden_state))
         numbers = torch.cat([row[: len(source)] for row, source in zip(states, sources, strict=True)])
+        head = exported.model.embedding_head
+        if head is not None:
+            numbers = head(head.pool(numbers, Rows(tuple(map(len, sources)))))
     difference = float((numbers - expected).abs().max() / expected.abs().max())
     return [Comparison(_stored(exported), difference, is_rounded=exported.quantize == "int8")]
 

@@ -18,6 +18,7 @@ class Exported:
         quantize: precision of the matrices: none, fp16, int8 or q4.
         js: a copy of transformers.js for a page; None: its public address.
         prepare_text: how texts were prepared for it, the setting of that name.
+        query_prompt, document_prompt: what stands before texts whose vectors are compared.
     """
 
     model: T5
@@ -26,6 +27,8 @@ class Exported:
     quantize: str = "none"
     js: str | None = None
     prepare_text: str = "none"
+    query_prompt: str | None = None
+    document_prompt: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 llama.cpp computes T5 1.1: it never scales the decoder's output. A T5 1.0 is scaled by d_model^-0.5, so its final norm
 is written that much smaller, which is the same function. It knows ReLU and gated GELU, and distances up to 128. An
-encoder alone is its architecture `t5encoder`, which gives embeddings.
+encoder alone is its architecture `t5encoder`, which gives embeddings: pooled as the file says, and of length 1.
 Source: llama.cpp, conversion/t5.py, src/models/t5.cpp and t5encoder.cpp, src/llama-vocab.cpp; MODEL_ARCH.T5 of
 gguf.constants.
 """
@@ -123,6 +123,10 @@ def refuse_unknown(shape: T5ModelConfig, vocabulary: Vocabulary) -> None:
     if shape.num_labels:
         text = "--model = an encoder with labels (--head={head}), llama.cpp runs encoders for embeddings alone"
         problems.append(say(text, head=shape.head))
+    has_matrix = shape.gives_vectors and shape.embedding_size > 0
+    if has_matrix:
+        text = "--model = a dense layer after pooling (--embedding_size={size}), llama.cpp has none for T5 encoders"
+        problems.append(say(text, size=shape.embedding_size))
     if shape.num_decoder_layers > shape.num_layers:
         text = (
             "--model = {num_decoder_layers} decoder and {num_layers} encoder layers, llama.cpp does not load more "
@@ -143,7 +147,8 @@ def refuse_unknown(shape: T5ModelConfig, vocabulary: Vocabulary) -> None:
         text = "--model = a tokenizer of kind {model}, llama.cpp reads byte-level BPE and Unigram"
         problems.append(say(text, model=vocabulary.model))
     if problems:
-        text = "{problem}; use --format=onnx" if shape.num_labels else "{problem}; use --format=ctranslate2 or onnx"
+        needs_onnx = shape.num_labels or has_matrix
+        text = "{problem}; use --format=onnx" if needs_onnx else "{problem}; use --format=ctranslate2 or onnx"
         raise UserError(*(say(text, problem=problem) for problem in problems))
 
 

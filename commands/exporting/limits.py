@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from support.language import say
@@ -76,6 +76,20 @@ def runtime_notes(form: str, settings: Mapping[str, Any], has_answer_list: bool)
     if settings.get("split_prompts"):
         text = "split_prompts = {value}, is done by this program alone: split long prompts before, and join the answers"
         yield say(text, value=settings["split_prompts"])
+
+
+def prompt_notes(form: str, prompts: Iterable[str | None]) -> Iterator[str]:
+    """A sentence on the prompts before texts whose vectors are compared, none where there are none.
+
+    Args:
+        form: the format, whose page puts them there by itself.
+        prompts: before queries, and before documents.
+    """
+    shown = ", ".join(repr(prompt) for prompt in prompts if prompt)
+    if shown and form != "web":
+        yield say(
+            "prompts are put before texts by this program alone: write them there yourself ({prompts})", prompts=shown
+        )
 
 
 def _to_be_named(settings: Mapping[str, Any], names: Mapping[str, str], program: str, call: str) -> Iterator[str]:

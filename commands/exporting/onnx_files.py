@@ -1,6 +1,6 @@
 """A T5 as ONNX files with a cache, in the folder that transformers.js and Optimum load: `onnx/encoder_model.onnx` and
-`onnx/decoder_model_merged.onnx`, or `onnx/model.onnx` of an encoder and of a head over labels; beside them a copy of
-less precision with the suffix of transformers.js.
+`onnx/decoder_model_merged.onnx`, or `onnx/model.onnx` of an encoder and of other heads; beside them a copy of less
+precision with the suffix of transformers.js.
 
 The weights are fp32: runtimes on CPUs multiply no bf16.
 """
@@ -20,7 +20,7 @@ from onnx import ModelProto
 
 from commands.convert import fixed_ids, probe_logits
 from commands.exporting.exported import Comparison, Exported
-from commands.exporting.onnx_graph import decoder_graph, encoder_graph, label_graph
+from commands.exporting.onnx_graph import decoder_graph, encoder_graph, label_graph, vector_graph
 from commands.exporting.onnx_quantize import TOOL_SHARES, halve, need_packages, quantize
 from commands.exporting.onnx_run import Array, CachedDecoder, padded, session
 from commands.exporting.onnx_store import MOST_INSIDE_BYTES, PIECE_BYTES, store
@@ -99,8 +99,13 @@ def _graphs(config: T5ModelConfig) -> Iterator[tuple[str, tuple[ModelProto, list
     if MODEL_HEADS[config.head].writes_text:
         yield ENCODER_STEM, encoder_graph(config)
         yield DECODER_STEM, decoder_graph(config)
-    else:
-        yield WHOLE_STEM, (label_graph if config.num_labels else encoder_graph)(config)
+        return
+    graph = encoder_graph
+    if config.num_labels:
+        graph = label_graph
+    if config.gives_vectors:
+        graph = vector_graph
+    yield WHOLE_STEM, graph(config)
 
 
 def _write_config(config: T5ModelConfig, precision: str, are_beside: Mapping[str, bool], folder: Path) -> None:
@@ -108,7 +113,7 @@ def _write_config(config: T5ModelConfig, precision: str, are_beside: Mapping[str
 
     transformers.js knows no UMT5, and the graphs have its bias tables, so it is a T5 there. Of T5 it knows those that
     write text alone; encoders and heads are called BERT, which it loads as one graph from ids and mask to
-    `last_hidden_state` or `logits`, as these are.
+    `last_hidden_state`, `sentence_embedding` or `logits`, as these are.
     """
     hf_format.write_config(replace(config, bias_in_every_layer=False), folder, torch.float32)
     path = folder / CONFIG_FILE
@@ -159,7 +164,8 @@ def _run(config: T5ModelConfig, folder: Path, suffix: str) -> tuple[Array, list[
     sources, steps = fixed_ids(config)
     inputs = padded(sources)
     if not MODEL_HEADS[config.head].writes_text:
-        (outputs,) = session(folder / SUBFOLDER / f"{WHOLE_STEM}{suffix}.onnx").run(None, inputs)
+        # Vectors of texts are the last output.
+        outputs = session(folder / SUBFOLDER / f"{WHOLE_STEM}{suffix}.onnx").run(None, inputs)[-1]
         # Rows are padded there, and follow each other here.
         return outputs if config.pools_rows else outputs[inputs["attention_mask"] == 1], []
     further = padded(fixed_sources(config, ANSWERS))

@@ -23,10 +23,12 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from torch import Tensor
 
 from model.attention import position_buckets
+from model.shapes import EMBEDDING_HEAD
 from settings.declared import T5ModelConfig
 
 OPSET = 17
 INT64, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
+SHORTEST = 1e-12  # Vectors are divided by no smaller length, as in torch.
 LOWEST = -1.0e9  # Added to a score, it hides a key; infinity would make nan of a row that is all padding.
 
 
@@ -207,6 +209,26 @@ def label_graph(config: T5ModelConfig) -> tuple[ModelProto, list[str]]:
         x = graph.add("Tanh", graph.affine(x, "label_head.dense"))
     graph.add("Identity", graph.affine(x, "label_head.out"), name="logits")
     return graph.model(_encoder_inputs(), [value("logits", FLOAT, *axes)]), graph.weights
+
+
+def vector_graph(config: T5ModelConfig) -> tuple[ModelProto, list[str]]:
+    """An encoder with an embedding head: `input_ids` and `attention_mask` (B, S) to `last_hidden_state` (B, S, D) and
+    `sentence_embedding` (B, V), as exports of sentence-transformers call them; and the weights it refers to.
+    """
+    graph = Graph(config)
+    states = graph.add("Identity", encoder_states(graph), name="last_hidden_state")
+    x = _pooled(graph, states)
+    if config.embedding_size:
+        x = graph.product(x, f"{EMBEDDING_HEAD}.dense.weight")
+    if config.normalize:
+        length = graph.add("ReduceL2", x, axes=[-1], keepdims=1)
+        x = graph.add("Div", x, graph.add("Max", length, graph.constant(SHORTEST, np.float32)))
+    graph.add("Identity", x, name="sentence_embedding")
+    outputs = [
+        value("last_hidden_state", FLOAT, "batch_size", "encoder_sequence_length", config.d_model),
+        value("sentence_embedding", FLOAT, "batch_size", config.vector_size),
+    ]
+    return graph.model(_encoder_inputs(), outputs), graph.weights
 
 
 def _pooled(graph: Graph, x: str) -> str:

@@ -98,6 +98,7 @@ def write(exported: Exported, folder: Path) -> Path:
         "bytes": sum(path.stat().st_size for path in _downloaded(exported.quantize, folder)),
         "before": template.prefix + before,
         "after": after,
+        "prompts": [exported.query_prompt or "", exported.document_prompt or ""],
         "roles": [vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id],
         "max_new_tokens": GenerateConfig().max_new_tokens,
         "runtime": {name: asdict(file) for name, file in runtime.items()},

@@ -17,7 +17,7 @@ from data.text.clean import Dropped
 from data.text.conversations import Examples, TextRow, Usable
 from data.text.labels import spans_of
 from data.text.proteins import ANKH, PREPARATIONS, prepared
-from data.text.templates import SYSTEM, USER, Turn
+from data.text.templates import SYSTEM, USER, Template, Turn
 from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import OVERLAP_CHARS, Tokenizer
 from settings.errors import UserError
@@ -156,11 +156,13 @@ class Encoder:
 
     def _shortened(self, turns: Sequence[Turn], ids: Ids, longest: int | None) -> Ids:
         """Leave out the oldest turns of a conversation until it fits, or only its newest question is left; rules
-        stay.
+        stay. Of a prompt that ends as all others do, the tokens before that end are left out.
         """
         template = self.examples.template
         if template is None or longest is None or len(ids) < longest:
             return ids
+        if self.examples.ending:
+            return cut_before_end(ids, longest, ending_tokens(self.tokenizer, template, self.examples.ending))
         rules = [turn for turn in turns if turn[0] == SYSTEM]
         spoken = [turn for turn in turns if turn[0] != SYSTEM]
         later = [number for number, (role, _) in enumerate(spoken) if role == USER and number]
@@ -183,6 +185,24 @@ class Encoder:
             ids[begin : begin + length - 1] = row[: length - 1]
             begin += length
         return ids, cut
+
+
+def ending_tokens(tokenizer: Tokenizer, template: Template, ending: str) -> int:
+    """Tokens of the text that every prompt ends with, and of what a template has behind it."""
+    _, after = template.text_around_question()
+    return len(tokenizer.encode_prompts([ending + after], is_chat=bool(template.jinja))[0])
+
+
+def cut_before_end(ids: Ids, longest: int, kept: int) -> Ids:
+    """Ids of a prompt, without end of text, of which the last ones stay: at most `longest` - 1.
+
+    Args:
+        kept: how many stay at the end.
+    """
+    if len(ids) < longest:
+        return ids
+    kept = min(kept, longest - 1)
+    return np.concatenate([ids[: longest - 1 - kept], ids[len(ids) - kept :]])
 
 
 def lengths_of_rows(sides: Sequence[Ids]) -> Counts:

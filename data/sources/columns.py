@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from data.sources.expressions import ANSWERS as SEVERAL_ANSWERS
 from data.sources.expressions import NUMBER, TEXT, TURNS, Cell, Expression, Shapes
-from data.text.conversations import ANSWERS, TextRow
+from data.text.conversations import ANSWERS, Examples, TextRow
 from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
 from settings.fields import listed
@@ -45,6 +45,8 @@ class Columns:
     is_known: bool = False
     has_answers: bool = False
     names: tuple[str, ...] | None = None
+    # How their rows become examples; None: as the task has it.
+    examples_class: ClassVar[type[Examples] | None] = None
 
     @classmethod
     def of(cls, columns: Columns | Sequence[str]) -> Columns:

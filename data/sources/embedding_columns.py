@@ -6,12 +6,14 @@ A file says by the names of its columns what its rows are, as the data sets of s
     alike by a number:            sentence1, sentence2, score
     with a vector to become:      text, beside a file of vectors
 
-Cells of positives and negatives may be lists of texts (`query, pos, neg`). Each file has columns of its own.
+Cells of positives and negatives may be lists of texts (`query, pos, neg`); each positive then makes an example with all
+negatives. Each file has columns of its own.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,24 +56,24 @@ class EmbeddingColumns(Columns):
     """Columns of texts, and of a number that says how alike they are.
 
     Args:
-        named: the columns of the texts where a setting names them; none: by the names that a file has.
+        text_columns: those of the texts where a setting names them; none: by the names that a file has.
         score: the column of the number where a setting names it.
         vectors: the file with a vector for each row; empty: there is none.
     """
 
-    named: tuple[str, ...] = ()
+    text_columns: tuple[str, ...] = ()
     score: str = ""
     vectors: str = ""
 
     @classmethod
     def of_settings(cls, data: DataConfig, names: Sequence[str]) -> EmbeddingColumns:
         """The columns that the settings name, of files of which the first has these columns."""
-        named: tuple[str, ...] = ()
+        text_columns: tuple[str, ...] = ()
         if data.text_column != DEFAULTS.text_column:
-            named = tuple(word.strip() for word in data.text_column.split(","))
+            text_columns = tuple(word.strip() for word in data.text_column.split(","))
         score = data.label_column if data.label_column != DEFAULTS.label_column else ""
-        columns = cls((), named=named, score=score, vectors=data.teacher_vectors or "")
-        return cls(columns.of_file(names).texts, named=named, score=score, vectors=columns.vectors)
+        columns = cls((), text_columns=text_columns, score=score, vectors=data.teacher_vectors or "")
+        return cls(columns.of_file(names).texts, text_columns=text_columns, score=score, vectors=columns.vectors)
 
     def of_file(self, names: Sequence[str]) -> FileColumns:
         """The columns of a file.
@@ -79,8 +81,8 @@ class EmbeddingColumns(Columns):
         Args:
             names: of all its columns.
         """
-        if self.named:
-            texts = self.named
+        if self.text_columns:
+            texts = self.text_columns
         else:
             first = [name for name in FIRST_TEXTS if name in names][:1]
             second = [name for name in SECOND_TEXTS if name in names][:1]
@@ -97,8 +99,8 @@ class EmbeddingColumns(Columns):
 
     def missing(self, file: object, problems: str, names: Sequence[str]) -> str:
         return say(
-            "{file}: {problems}; columns: {columns}; name the texts of a row with --text_column=anchor,positive and "
-            "how alike two texts are with --label_column",
+            "{file}: {problems}; columns: {columns}; name the columns of the texts with "
+            "--text_column=anchor,positive, and that of their similarity with --label_column",
             file=file,
             problems=problems,
             columns=listed(names),
@@ -123,22 +125,25 @@ class EmbeddingColumns(Columns):
         return lambda record: (_text(columns.texts[0], record), packed(self._next(vectors)))
 
     def _row(self, columns: FileColumns, record: Record) -> TextRow:
-        """The texts of a record, and its number."""
-        texts = [_text(columns.texts[0], record)]
-        for name in columns.texts[1:]:
-            texts += Cell(name, shapes=TEXT | ANSWERS).texts(record)
+        """The first text of a record, those that belong to it as JSON, its negatives, and its number."""
+        first, *others = columns.texts
+        query = _text(first, record)
+        lists = [Cell(name, shapes=TEXT | ANSWERS).texts(record) for name in others]
+        texts = [query, *(text for each in lists for text in each)]
         if not all(map(str.strip, texts)):
             raise ValueError(say("{names} has an empty text", names=listed(columns.texts)))
         if len(texts) > MOST_TEXTS:
             raise ValueError(say("has {count} texts, and at most {most} are read", count=len(texts), most=MOST_TEXTS))
         if len(texts) == 1:
-            raise ValueError(say("has one text and nothing to compare it with"))
-        return (*texts, packed(_number(columns.score, record) if columns.score else NO_NUMBER))
+            raise ValueError(say("has only one text; a pair needs two"))
+        positives = json.dumps(lists[0])
+        negatives = texts[1 + len(lists[0]) :]
+        return (query, positives, *negatives, packed(_number(columns.score, record) if columns.score else NO_NUMBER))
 
     def _next(self, vectors: Iterator[NDArray[np.float32]]) -> NDArray[np.float32]:
         vector = next(vectors, None)
         if vector is None:
-            raise ValueError(say("has no vector in {file}, which has fewer than there are rows", file=self.vectors))
+            raise ValueError(say("has no embedding in {file}, which has fewer than there are rows", file=self.vectors))
         return vector
 
 
@@ -182,7 +187,7 @@ def vectors_in(file: str) -> Iterator[NDArray[np.float32]]:
         if path.suffix == ".npy":
             matrix = np.load(path, mmap_mode="r")
             if matrix.ndim != 2 or matrix.shape[1] < 2 or matrix.dtype.kind != "f":
-                raise ValueError(say("holds {kind}, not one vector a row", kind=f"{matrix.dtype} {matrix.shape}"))
+                raise ValueError(say("holds {kind}, not one embedding per row", kind=f"{matrix.dtype} {matrix.shape}"))
             for vector in matrix:
                 yield np.array(vector, np.float32)
             return
@@ -193,7 +198,7 @@ def vectors_in(file: str) -> Iterator[NDArray[np.float32]]:
                 yield from values.reshape(len(cells), -1)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            "--teacher_vectors = {file}, cannot be read ({error}); allowed: .npy with a row for each text, or .parquet "
+            "--teacher_vectors = {file}, cannot be read ({error}); allowed: .npy with one row per text, or .parquet "
             "with a column vector",
             file=file,
             error=error,

@@ -12,6 +12,7 @@ from types import NoneType
 from data.sources.columns import Columns
 from data.sources.expressions import Cell, Expression
 from data.sources.reader import Head
+from data.sources.relevance import JudgedLayout
 from settings.declared import DataConfig
 from settings.fields import AUTO
 
@@ -96,7 +97,7 @@ LAYOUTS = (
     Layout(PREFERENCES, ("", *BOTH_ANSWERS)),  # TRL's implicit prompts, Anthropic's HH
 )
 # Who names other columns does not mean these:
-PAIR_LAYOUTS = (
+PAIR_LAYOUTS: tuple[Layout | JudgedLayout, ...] = (
     Layout(PAIRS, ("instruction+input+context", "output")),  # Alpaca, LLaMA-Factory
     Layout(PAIRS, ("instruction+input+context", "response")),  # Dolly has a context
     Layout(PAIRS, ("question+context", "answers.text")),  # SQuAD
@@ -110,6 +111,7 @@ PAIR_LAYOUTS = (
     Layout(PAIRS, ("dialogue", "summary")),
     Layout(PAIRS, ("input", "output")),
     Layout(PAIRS, ("translation.{0}", "translation.{1}")),
+    JudgedLayout(PAIRS),  # monoT5
 )
 
 
@@ -129,7 +131,7 @@ def recognise(data: DataConfig, head: Head, kind: str = "") -> Columns | None:
         # The better answer of preferences is the response.
         contents = (PAIRS, CONVERSATIONS, PREFERENCES)
         count = 2
-    layouts: Sequence[Layout] = LAYOUTS
+    layouts: Sequence[Layout | JudgedLayout] = LAYOUTS
     if (data.prompt_column, data.response_column) == (DEFAULTS.prompt_column, DEFAULTS.response_column):
         layouts = LAYOUTS + PAIR_LAYOUTS
     matches = (layout.columns(data, head, count) for layout in layouts if layout.teaches in contents)

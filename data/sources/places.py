@@ -1,14 +1,15 @@
 """Files on this machine, or at an address that `pyarrow.fs` opens (s3://, gs://, hdfs://, and hf:// by
 huggingface_hub).
 
-Both kinds of place answer the same few questions (open, size, time of change, name), so that nothing else needs to know
-which it is. Addresses are read as streams or in ranges, never fetched as a whole. Credentials come from where the
+All kinds of place answer the same few questions (open, size, time of change, name), so that nothing else needs to know
+which it is; lines that are typed are one too. Addresses are read as streams or in ranges, never fetched as a whole. Credentials come from where the
 service's own tools keep them (environment, profile, instance); an endpoint may stand in the address, as in
 `s3://bucket/key?endpoint_override=localhost:5000&scheme=http`.
 """
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -84,7 +85,41 @@ class RemoteFile:
         return self
 
 
-Place = Path | RemoteFile
+@dataclass(frozen=True)
+class TypedLines:
+    """Lines that a user has typed in place of a file's name, read like a file of text.
+
+    Args:
+        lines: none of them empty, without line ends.
+    """
+
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return ",".join(self.lines)
+
+    @property
+    def name(self) -> str:
+        return str(self)
+
+    @property
+    def suffixes(self) -> list[str]:
+        return []
+
+    def open(self, mode: str = "rb") -> io.BytesIO:
+        assert mode == "rb"
+        return io.BytesIO("\n".join(self.lines).encode())
+
+    def stat(self) -> State:
+        """Their size; they never change."""
+        return State(len("\n".join(self.lines).encode()), 0)
+
+    def resolve(self) -> TypedLines:
+        """They are the same everywhere."""
+        return self
+
+
+Place = Path | RemoteFile | TypedLines
 HUB = "hf://"
 HUB_KINDS = ("datasets", "models", "spaces", "buckets")  # an address without one of these means a data set
 

@@ -11,7 +11,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from typing import TypeVar
 
 from data.sources.columns import Columns
 from data.sources.formats import TEXT
@@ -37,6 +39,7 @@ from support.units import MIB
 
 PROMPT = "prompt"  # the name of a line of plain text
 BATCH_BYTES = 1 * MIB
+Row = TypeVar("Row")
 JSON_TYPES = (str, int, bool)  # of sample cells, such as JSON has; integers stand for all numbers but decimals
 
 
@@ -74,45 +77,68 @@ def prompts_in_child(
     max_bytes: int,
     keeps: Sequence[str] | None = None,
 ) -> Iterator[Prompt]:
-    """The same as `read_prompts`, read in a child process: what a file does to a library ends there.
+    """The same as `read_prompts`, read in a child process; raises as `read_in_child`.
 
     Args:
         max_bytes: of memory that the child may hold. keeps: as of `read_prompts`.
+    """
+    read = partial(_read, sources=sources, data=data, keeps=keeps)
+    return read_in_child(sources, read, Prompt.num_bytes, bad_rows, max_bytes)
+
+
+def _read(
+    bad_rows: BadRows, sources: Sequence[Source], data: Sequence[DataConfig], keeps: Sequence[str] | None
+) -> Iterator[Prompt]:
+    return read_prompts(sources, data[0], bad_rows, *data[1:], keeps=keeps)
+
+
+def read_in_child(
+    sources: Sequence[Source],
+    read: Callable[[BadRows], Iterator[Row]],
+    num_bytes: Callable[[Row], int],
+    bad_rows: BadRows,
+    max_bytes: int,
+) -> Iterator[Row]:
+    """Rows of files, read in a child process: what a file does to a library ends there.
+
+    Args:
+        read: gives the rows, and is told where broken ones go. num_bytes: of memory that a row takes, about.
+        max_bytes: of memory that the child may hold.
     Raises:
-        UserError, DoesNotFit: also where a file ends that process.
+        UserError, DoesNotFit: of `read`, and where a file ends that process.
     """
     files = ", ".join(dict.fromkeys(str(source.path) for source in sources))
     with (
         reading_in_child(files, max_bytes),
-        Worker(_reader, sources, data, bad_rows.skip, keeps, max_bytes=max_bytes) as worker,
+        Worker(_reader, read, num_bytes, bad_rows.skip, max_bytes=max_bytes) as worker,
     ):
         while True:
-            prompts, bad_rows.count, bad_rows.examples = worker.ask(None)
-            if not prompts:
+            rows, bad_rows.count, bad_rows.examples = worker.ask(None)
+            if not rows:
                 return
-            yield from prompts
+            yield from rows
 
 
 def _reader(
-    sources: Sequence[Source], data: Sequence[DataConfig], skip: bool, keeps: Sequence[str] | None
+    read: Callable[[BadRows], Iterator[Row]], num_bytes: Callable[[Row], int], skip: bool
 ) -> Callable[[None], object]:
-    """What gives some prompts, with the number and examples of the bad rows so far; none at the end.
+    """What gives some rows, with the number and examples of the bad ones so far; none at the end.
 
-    An error comes behind the prompts before it.
+    An error comes behind the rows before it.
     """
     bad_rows = BadRows(skip)
     errors: list[UserError] = []
 
-    def until_error() -> Iterator[Prompt]:
+    def until_error() -> Iterator[Row]:
         try:
-            yield from read_prompts(sources, data[0], bad_rows, *data[1:], keeps=keeps)
+            yield from read(bad_rows)
         except UserError as error:
             errors.append(error)
 
-    prompt_batches = batches(until_error(), BATCH_BYTES, Prompt.num_bytes, BATCH_ROWS)
+    row_batches = batches(until_error(), BATCH_BYTES, num_bytes, BATCH_ROWS)
 
-    def next_batch(_: None) -> tuple[list[Prompt], int, list[str]]:
-        batch = next(prompt_batches, [])
+    def next_batch(_: None) -> tuple[list[Row], int, list[str]]:
+        batch = next(row_batches, [])
         if errors and not batch:
             raise errors[0]
         return batch, bad_rows.count, bad_rows.examples

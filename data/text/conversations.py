@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 from data.text.cells import kind_of, parsed
 from data.text.clean import Dropped, fault, normalise
@@ -151,6 +152,8 @@ class Examples:
     form: str = "plain"
     each_turn: bool = False
     prepare: str = "none"
+    # The end of every prompt, which stays where a prompt is cut:
+    ending: ClassVar[str] = ""
 
     def usable(self, rows: Sequence[TextRow]) -> Usable:
         """Make the examples of rows, and leave out the blank and the bad ones."""

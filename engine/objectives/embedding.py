@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from data.batches.collate import EmbeddingBatch
+from devices.sizes import COMPARED_BYTES
 from devices.threads import one_thread
 from engine.all_reduce import StepFailed
 from engine.blockwise import Objective
@@ -41,7 +42,6 @@ from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from settings.declared import TrainConfig
 from settings.fields import AUTO
-from support.units import MIB
 
 if TYPE_CHECKING:
     from model.embedding_head import EmbeddingHead
@@ -51,7 +51,6 @@ CONTRASTIVE = "contrastive"
 COSENT = "cosent"
 REGRESSION = "regression"
 DISTILLATION = "distillation"
-CHUNK_BYTES = 8 * MIB  # Of the scores of an evaluation, so much is formed at a time.
 FAILED = -1  # In place of its number of texts a process that cannot finish the step gives this.
 
 
@@ -139,7 +138,7 @@ class EmbeddingObjective(Objective):
             vectors = self.head(leaf)
         own = _texts(vectors.detach(), micro_batches)
         everyone, first = self._gathered(own)
-        total, gradient = self._judged(everyone, settings.chunk_bytes)
+        total, gradient = self._judged(everyone)
         own_gradient = gradient[first : first + len(vectors)]
         with torch.enable_grad(), one_thread():
             (vectors * (own_gradient * scale)).sum().backward()
@@ -148,8 +147,8 @@ class EmbeddingObjective(Objective):
         return total * (first == 0), deque(leaf.grad.split(sizes))
 
     def token_losses(self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, settings: LossSettings) -> Tensor:
-        """See `Objective`; `hidden` is (R, D). The vectors are kept, and no loss is formed of so few (1,): it is that of
-        all rows of an evaluation (`loss_of`).
+        """See `Objective`; `hidden` is (R, D). It keeps the vectors and returns 0 (1,): the loss is that of all rows of an
+        evaluation together, see `loss_of`.
         """
         with one_thread():
             self.vectors = self.head(hidden)
@@ -157,7 +156,7 @@ class EmbeddingObjective(Objective):
 
     def loss_of(self, texts: Texts) -> float:
         """The loss of texts, summed over rows, at all sizes of the vectors."""
-        return float(self._judged(texts, CHUNK_BYTES).loss)
+        return float(self._judged(texts).loss)
 
     def clear(self) -> None:
         """See `Objective`; lets go of the vectors."""
@@ -195,7 +194,7 @@ class EmbeddingObjective(Objective):
 
     # --- Losses
 
-    def _judged(self, texts: Texts, chunk_bytes: int) -> LossAndGradient:
+    def _judged(self, texts: Texts) -> LossAndGradient:
         """The loss of rows of all kinds, summed over rows, at all sizes of the vectors."""
         total = texts.vectors.new_zeros(())
         gradient = torch.zeros_like(texts.vectors)
@@ -203,9 +202,7 @@ class EmbeddingObjective(Objective):
         for size in self.sizes or (width,):
             with torch.enable_grad():
                 leaf = texts.vectors[:, :size].detach().requires_grad_()
-                losses = [
-                    self._loss(kind, leaf, texts, rows, chunk_bytes) for kind, rows in self._rows_by_kind(texts).items()
-                ]
+                losses = [self._loss(kind, leaf, texts, rows) for kind, rows in self._rows_by_kind(texts).items()]
                 loss = torch.stack(losses).sum()
                 loss.backward()
             assert leaf.grad is not None
@@ -223,7 +220,7 @@ class EmbeddingObjective(Objective):
         kinds = {CONTRASTIVE: is_alone, DISTILLATION: has_vector, graded: ~is_alone & ~has_vector}
         return {kind: rows.nonzero().flatten() for kind, rows in kinds.items() if rows.any()}
 
-    def _loss(self, kind: str, vectors: Tensor, texts: Texts, rows: Tensor, chunk_bytes: int) -> Tensor:
+    def _loss(self, kind: str, vectors: Tensor, texts: Texts, rows: Tensor) -> Tensor:
         firsts = texts.firsts[rows]
         if kind == DISTILLATION:
             return self._distillation(vectors[firsts], texts.targets[rows])
@@ -237,17 +234,23 @@ class EmbeddingObjective(Objective):
             further = (is_further & torch.isin(row_of_text, rows)).nonzero().flatten()
             queries = directions[firsts]
             documents = directions[torch.cat([firsts + 1, further])]
-            known = KnownPairs(texts.numbers[firsts], texts.numbers[torch.cat([firsts + 1, further])])
-            forward = InBatch.apply(queries, documents, known, self.temperature, chunk_bytes)
-            backward = InBatch.apply(documents[: len(rows)], queries, known.reversed(), self.temperature, chunk_bytes)
+            pairs = KnownPairs(texts.numbers[firsts], texts.numbers[torch.cat([firsts + 1, further])])
+            forward = InBatch.apply(queries, documents, pairs, self.temperature)
+            backward = InBatch.apply(documents[: len(rows)], queries, pairs.reversed(), self.temperature)
             return (forward + backward) / 2  # type: ignore[no-any-return]
         cosines = (directions[firsts] * directions[firsts + 1]).sum(-1)
         numbers = texts.targets[rows, 0]
         if kind == REGRESSION:
             return (cosines - numbers).square().sum()
-        differences = (cosines[:, None] - cosines) / self.temperature
-        is_less_alike = numbers[:, None] < numbers
-        return len(rows) * F.pad(differences[is_less_alike], (1, 0)).logsumexp(0)
+        # For each row the sum over all that are less alike: of the rows in this order, those before the first that is as
+        # alike. So the pairs are never formed.
+        ordered, order = numbers.sort()
+        exponents = cosines / self.temperature
+        sums = exponents[order].logcumsumexp(0)
+        less_alike = torch.searchsorted(ordered, numbers)
+        has_less_alike = less_alike > 0
+        of_pairs = sums[less_alike[has_less_alike] - 1] - exponents[has_less_alike]
+        return len(rows) * F.pad(of_pairs, (1, 0)).logsumexp(0)
 
     def _distillation(self, vectors: Tensor, targets: Tensor) -> Tensor:
         targets = targets[:, : vectors.shape[1]]
@@ -293,18 +296,17 @@ class InBatch(torch.autograd.Function):
         ctx: torch.autograd.function.FunctionCtx,
         queries: Tensor,
         documents: Tensor,
-        known: KnownPairs,
+        pairs: KnownPairs,
         temperature: float,
-        chunk_bytes: int,
     ) -> Tensor:
         total = queries.new_zeros(())
         grad_queries = torch.empty_like(queries)
         grad_documents = torch.zeros_like(documents)
-        at_once = max(1, chunk_bytes // (4 * len(documents)))
+        at_once = max(1, COMPARED_BYTES // (4 * len(documents)))
         for first in range(0, len(queries), at_once):
             rows = slice(first, min(first + at_once, len(queries)))
             scores = (queries[rows] @ documents.T).div_(temperature)
-            scores.masked_fill_(known.elsewhere(rows.start, rows.stop), -torch.inf)
+            scores.masked_fill_(pairs.elsewhere(rows.start, rows.stop), -torch.inf)
             own = scores.diagonal(first)
             normaliser = scores.logsumexp(1)
             total += (normaliser - own).sum()
@@ -318,9 +320,9 @@ class InBatch(torch.autograd.Function):
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
+    ) -> tuple[Tensor, Tensor, None, None]:
         grad_queries, grad_documents = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grad * grad_queries, grad * grad_documents, None, None, None
+        return grad * grad_queries, grad * grad_documents, None, None
 
 
 def _texts(vectors: Tensor, micro_batches: Sequence[MicroBatch]) -> Texts:

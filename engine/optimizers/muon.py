@@ -71,13 +71,15 @@ def _momentum(group: WeightGroup) -> Tensor:
 
 def _orthogonalise(tall: Tensor) -> None:
     """Bring the singular values of matrices with more rows than columns from at most 1 to about 1, in place."""
-    tall, addmm = (tall[0], torch.addmm) if len(tall) == 1 else (tall, torch.baddbmm)
+    tall = tall[0] if len(tall) == 1 else tall
     for one, three, five in MUON_POLYNOMIALS:
         square = tall.mT @ tall
-        square = addmm(square, square, square, beta=three, alpha=five)
+        # Products and sums apart: what torch scales inside a product depends, on some processors, on the number of
+        # threads.
+        square = (square @ square).mul_(five).add_(square, alpha=three)
         for rows in row_chunks(tall if tall.dim() == 2 else tall[0]):
             part = tall[..., rows, :]
-            part.copy_(addmm(part, part, square, beta=one))
+            part.copy_((part @ square).add_(part, alpha=one))
 
 
 def _first_size(group: WeightGroup) -> float | Tensor:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from devices.sizes import (
+    COMPARED_BYTES,
     DEVICE_TILE,
     DRAWN_ELEMENTS,
     FILE_CHUNK_BYTES,
@@ -52,7 +53,7 @@ ROUNDING_BYTES = 21  # Random bits of rounding to bf16, for each element of an u
 # block.
 SMALL_SHARE = 0.015
 PIECES_SHARE = 1.1
-VECTOR_PIECES = 3  # The scores of a piece of all texts, which of them are no negatives, and their exponentials.
+COMPARED_COPIES = 3  # The scores of a piece of all texts, which of them are no negatives, and their exponentials.
 Parts = dict[str, int]
 
 
@@ -237,8 +238,8 @@ class StepEstimate:
             "position bias": sum(block.bias_bytes() for block in self._blocks.values()),
         }
         if model.gives_vectors:
-            parts["checkpointed activations"] = self._checkpointed(model.num_layers, 0) + self._pooled()
-            return {**parts, "vectors": _vectors(self._work, self._work.rows, self._choice.loss_chunk_bytes)}
+            parts["checkpointed activations"] = self._checkpointed(model.num_layers, 0) + self._pooled_norm()
+            return {**parts, "vectors": _vectors(self._work, self._machine, self._work.rows)}
         if model.num_labels:
             return {**parts, "label head": _label_head(self._work, self._choice, self._tokens, has_gradient=True)}
         # Hidden states of the tokens that are judged, and their gradient.
@@ -249,14 +250,11 @@ class StepEstimate:
             "weights in compute dtype": _head_in_compute_dtype(self._work, self._choice, self._machine, self._labels),
         }
 
-    def _pooled(self) -> int:
-        """The input of the final norm, which is recomputed where all blocks are."""
-        tokens = self._together.source * self._work.model.d_model
-        return (
-            tokens * self._narrow_bytes()
-            if self._saved_blocks[ENCODER] == 0
-            else 2 * self._together.source * self._stream_bytes()
-        )
+    def _pooled_norm(self) -> int:
+        """What the final norm keeps where its output is pooled: its input, and beside saved blocks its graph."""
+        if self._saved_blocks[ENCODER]:
+            return 2 * self._together.source * self._stream_bytes()
+        return self._together.source * self._work.model.d_model * self._narrow_bytes()
 
     def _decoder_backward(self, complete: int) -> Parts:
         """Inside a decoder block, after the backward of `complete` later ones."""
@@ -547,12 +545,15 @@ def _label_head(work: Workload, choice: ExecutionPlan, tokens: Tokens, has_gradi
     return 4 * own * (model.d_model * copies + model.num_labels * 3)
 
 
-def _vectors(work: Workload, rows: int, chunk_bytes: int) -> int:
-    """The vectors of the texts of rows, pooled, as the head gives them and of length 1, their gradients, and a piece of
-    the scores of all with all.
+def _vectors(work: Workload, machine: Machine, rows: int) -> int:
+    """The vectors of the texts of so many rows here, pooled and as the head gives them, with their gradients; those of
+    all processes, of length 1, with theirs; and a piece of the scores of all with all.
     """
     texts = math.ceil(rows * work.texts)
-    return 4 * texts * (3 * work.model.d_model + 4 * work.model.vector_size) + VECTOR_PIECES * chunk_bytes
+    together = texts * machine.num_processes
+    piece = min(COMPARED_BYTES, 4 * together**2)
+    size = work.model.vector_size
+    return 4 * (texts * (3 * work.model.d_model + size) + together * 3 * size) + COMPARED_COPIES * piece
 
 
 def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
@@ -569,7 +570,7 @@ def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) ->
     else:
         head = _label_head(work, choice, tokens, has_gradient=False)
         if model.gives_vectors:  # Those of all rows of an evaluation are compared.
-            between += _vectors(work, work.evaluation_shapes.sources.size, choice.loss_chunk_bytes)
+            between += _vectors(work, machine, work.evaluation_shapes.sources.size)
     working = max(block.forward() for block in blocks)
     return {"one block": max(working, head) + between, "weights in compute dtype": max(sizes)}
 

@@ -30,6 +30,15 @@ def describe(folder: Path) -> dict[str, Entry]:
     }
 
 
+def published_files(folder: Path) -> list[Path]:
+    """The files of a model: all but their sums and what only resuming needs."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / CHECKSUMS_FILE and not path.is_relative_to(folder / STATE)
+    ]
+
+
 def seal(folder: Path, **facts: Any) -> None:
     """Write the sums of all files into the folder, and `facts` beside them."""
     write_sums(folder / CHECKSUMS_FILE, describe(folder), **facts)

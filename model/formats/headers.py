@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from devices.sizes import FILE_CHUNK_BYTES
 from model.formats.heads import LABEL_HEADS
+from model.formats.sentence_transformers import MATRIX, STORED_MATRIX, dense_folder
 from settings.errors import UserError
 from settings.program import program
 from support.language import say
@@ -48,7 +49,8 @@ class StoredTensor(NamedTuple):
 
 
 class TensorHeaders:
-    """The tensors of a folder, in one file or in shards with an index: names, shapes, dtypes, sizes.
+    """The tensors of a folder, in one file or in shards with an index: names, shapes, dtypes, sizes. The matrix of the
+    vectors, in a folder of sentence-transformers, is one of them.
 
     Raises:
         UserError: no such file, one that is cut off or broken, or an index that names files elsewhere.
@@ -64,22 +66,29 @@ class TensorHeaders:
         self.path = Path(folder)
         self._tensors: dict[str, StoredTensor] = {}
         self.file_bytes = 0
-        for path in self._files():
-            opened = self._open(path)
-            self.file_bytes += path.stat().st_size
-            for name in opened.keys():  # noqa: SIM118
-                part = opened.get_slice(name)
-                tensor = StoredTensor(path, name, tuple(part.get_shape()), part.get_dtype())
-                self._tensors[WRAPPERS.sub("", name)] = tensor
+        for path in self._files(self.path):
+            self._add(path, {})
+        dense = dense_folder(self.path)
+        if dense is not None:
+            for path in self._files(dense):
+                self._add(path, {STORED_MATRIX: MATRIX})
         self.names = {name for name in self._tensors if not name.endswith(SCALE)}
 
-    def _files(self) -> list[Path]:
-        name = next((name for name in self.FILES if (self.path / name).is_file()), None)
+    def _add(self, path: Path, renamed: Mapping[str, str]) -> None:
+        """Take the tensors of a file, some by other names."""
+        opened = self._open(path)
+        self.file_bytes += path.stat().st_size
+        for name in opened.keys():  # noqa: SIM118
+            part = opened.get_slice(name)
+            tensor = StoredTensor(path, name, tuple(part.get_shape()), part.get_dtype())
+            self._tensors[renamed.get(name, WRAPPERS.sub("", name))] = tensor
+
+    def _files(self, folder: Path) -> list[Path]:
+        name = next((name for name in self.FILES if (folder / name).is_file()), None)
         if name is None:
-            raise UserError(
-                "{path}, holds no {file}{hint}", path=self.path, file=WEIGHTS_FILE, hint=_what_is_there(self.path)
-            )
-        return self._shards(self.path / name) if name.endswith(INDEX_ENDING) else [self.path / name]
+            hint = _what_is_there(folder, self.path)
+            raise UserError("{path}, holds no {file}{hint}", path=folder, file=WEIGHTS_FILE, hint=hint)
+        return self._shards(folder / name) if name.endswith(INDEX_ENDING) else [folder / name]
 
     def _shards(self, index: Path) -> list[Path]:
         """The files that an index names."""
@@ -97,13 +106,13 @@ class TensorHeaders:
                     name=name,
                     ending=ending,
                 )
-            if not (self.path / name).is_file():  # Opening a pipe would wait for it.
+            if not (index.parent / name).is_file():  # Opening a pipe would wait for it.
                 raise UserError(
                     "{path}, is named by {index} but is not there; copy the folder again",
-                    path=self.path / name,
+                    path=index.parent / name,
                     index=index.name,
                 )
-        return [self.path / name for name in names]
+        return [index.parent / name for name in names]
 
     def _open(self, path: Path) -> Any:
         """A file of tensors, opened anew for each piece: the pages that a mapping has read are the process's until it
@@ -161,14 +170,16 @@ class TensorHeaders:
                 yield file.read(min(FILE_CHUNK_BYTES, end - begin))
 
 
-def _what_is_there(folder: Path) -> str:
-    """The end of the message that a folder holds no weights: what it holds instead, and what to do with it."""
+def _what_is_there(folder: Path, model: Path) -> str:
+    """The end of the message that a folder of a model holds no weights: what it holds instead, and what to do with
+    it.
+    """
     if any(folder.glob("pytorch_model*.bin*")):
         return say(
             "; pytorch_model.bin is not read here, because a pickle can run code; where you trust it, convert it once: "
             "{program} convert --model={folder} --output=FOLDER --allow_pickle=True",
             program=program(),
-            folder=folder,
+            folder=model,
         )
     if (folder / "adapter_config.json").exists():
         return say(

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from devices.sizes import FILE_CHUNK_BYTES
-from model.formats.checksums import CHECKSUMS_FILE
+from model.formats.checksums import published_files
 from model.formats.pickle_files import DTYPES
 from model.formats.tensor_files import write_safetensors
 from support.language import say
@@ -32,16 +32,18 @@ def write_mean(folders: Sequence[Path], target: Path) -> None:
     """Fill an empty folder with the mean of models or adapters, and all their other files as the last one has them.
 
     Args:
-        folders: of one shape and layout, each with the same files of weights; folders inside them stay behind.
+        folders: of one shape and layout, each with the same files of weights; what only resuming needs stays behind.
     Raises:
         ValueError: they are of different shapes. OSError: a folder cannot be read or written.
     Memory: two chunks of one tensor in fp32.
     """
-    for path in filter(Path.is_file, sorted(folders[-1].iterdir())):
+    for path in published_files(folders[-1]):
+        name = path.relative_to(folders[-1])
+        (target / name).parent.mkdir(exist_ok=True)
         if path.suffix == SUFFIX:
-            _write_mean([folder / path.name for folder in folders], target / path.name)
-        elif path.name != CHECKSUMS_FILE:
-            shutil.copyfile(path, target / path.name)
+            _write_mean([folder / name for folder in folders], target / name)
+        else:
+            shutil.copyfile(path, target / name)
 
 
 def _write_mean(files: Sequence[Path], target: Path) -> None:

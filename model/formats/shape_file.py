@@ -7,7 +7,8 @@ Two meanings differ between versions of transformers, and are settled here:
   else where `tie_word_embeddings` is not false; an mT5 from version 5 on never. From version 5 on every UMT5 is scaled;
   so a UMT5 that was trained without is read as scaled with a final norm d_model^0.5 larger: the same function.
 
-Which head a class of transformers has stands in `heads`. Every key of the file is declared in
+Which head a class of transformers has stands in `heads`; what a folder of sentence-transformers says of its vectors
+stands over `config.json`. Every key of the file is declared in
 `settings.published_keys`.
 
 Source: transformers 5.23 and 4.57, models t5, mt5, umt5.
@@ -31,9 +32,10 @@ from model.formats.heads import (
     head_of,
     num_regressions,
 )
+from model.formats.sentence_transformers import head_settings
 from model.shapes import hf_names, label_head_weights, weight_counts, weights
 from settings.declared import T5ModelConfig, settings_by_name
-from settings.errors import UserError, refuse
+from settings.errors import UserError, collected, refuse
 from settings.fields import counted, parse
 from settings.published_keys import CONFIG, CONFIG_KEYS, GENERATION_KEYS, check_keys
 from support.language import join, say
@@ -95,6 +97,8 @@ def shape_from(path: Path, raw: Mapping[str, Any], headers: TensorHeaders) -> T5
         *_too_many_numbers(path, raw),
         *_contradictions(path, raw),
     ]
+    with collected(problems):
+        raw |= head_settings(path.parent)
     values = _settings(family, {_OTHER_NAMES.get(name, name): value for name, value in raw.items()}, headers)
     parsed: dict[str, Any] = {}
     for member in dataclasses.fields(T5ModelConfig):

@@ -38,6 +38,6 @@ if job.get("new_tokens"):
 else:
     model = getattr(onnxruntime, job["class"]).from_pretrained(job["folder"], subfolder="onnx", file_name="model.onnx")
     output = model(**padded(rows))
-    values = output.last_hidden_state if "last_hidden_state" in output else output.logits
-    result["outputs"] = values.tolist()
+    names = ("sentence_embedding", "last_hidden_state", "logits")
+    result["outputs"] = next(output[name] for name in names if name in output).tolist()
 print(json.dumps(result))

@@ -31,7 +31,7 @@ if (job.new_tokens) {
   const model = await js[job.class].from_pretrained(name, options);
   for (const ids of job.sources) {
     const output = await model(row(ids));
-    result.outputs.push((output.logits ?? output.last_hidden_state).tolist()[0]);
+    result.outputs.push((output.logits ?? output.sentence_embedding ?? output.last_hidden_state).tolist()[0]);
   }
 }
 console.log(JSON.stringify(result));

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from data.tokenizers.training import train_tokenizer
 from model.decoding.generation import generate
 from model.rows import Rows
 from model.t5 import T5
+from serving.model import Model
 from settings.errors import UserError
 from tests.commands.llama_graph import LlamaT5
 from tests.commands.llama_library import LlamaModel
@@ -152,6 +155,41 @@ def test_heads_over_labels_are_for_onnx(form: str, tokenizers: dict[str, Tokeniz
     fields = {**ENCODERS["t5"], "head": "sequence", "labels": "few,many"}
     source, _ = saved(tmp_path / "model", tokenizers["bpe"], **fields)
     with pytest.raises(UserError, match=r"--head=sequence.*use --format=onnx"):
+        export(settings(source, tmp_path / "out", form))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("form", ["gguf", "ctranslate2"])
+def test_vectors_without_a_matrix_are_pooled_there(
+    form: str, pooling: str, tokenizers: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    pytest.importorskip(form)
+    fields = {**ENCODERS["t5"], "head": "embedding", "pooling": pooling}
+    source, _ = saved(tmp_path / "model", tokenizers["bpe"], **fields)
+    difference = export(settings(source, tmp_path / "out", form))
+    card = (tmp_path / "out" / "README.md").read_text()
+    if form == "gguf":
+        import gguf
+
+        reader = gguf.GGUFReader(str(tmp_path / "out" / "model-f32.gguf"))
+        names = {"mean": "MEAN", "first": "CLS", "last": "LAST"}
+        assert reader.fields["t5encoder.pooling_type"].contents() == gguf.PoolingType[names[pooling]]
+        assert "llama-embedding" in card
+    else:
+        assert difference is not None and difference < 1e-5
+        (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+        words = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True)
+        (expected,) = Model(source, mixed_precision="no").embed(["Your question"])
+        numbers = torch.tensor([float(word) for word in words.stdout.strip("[]\n ").split()])
+        assert torch.allclose(numbers, torch.tensor(expected), atol=1e-5), words.stderr
+
+
+@pytest.mark.parametrize("form", ["gguf", "ctranslate2"])
+def test_a_matrix_before_vectors_is_for_onnx(form: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    pytest.importorskip(form)
+    fields = {**ENCODERS["t5"], "head": "embedding", "embedding_size": 8}
+    source, _ = saved(tmp_path / "model", tokenizers["bpe"], **fields)
+    with pytest.raises(UserError, match=r"--embedding_size=8.*use --format=onnx"):
         export(settings(source, tmp_path / "out", form))
 
 

@@ -17,19 +17,23 @@ from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from model.decoding.generation import generate
 from model.reference import T5Reference
+from serving.model import Model
 from settings.errors import DoesNotFit
 from tests.commands.small_exports import SHAPES, TEXTS, saved, settings
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.filterwarnings("ignore")
-HEADS: dict[str, dict[str, str]] = {
+HEADS: dict[str, dict[str, Any]] = {
     "mean": {"head": "sequence", "labels": "yes,no,perhaps"},
     "first": {"head": "sequence", "labels": "yes,no,perhaps", "pooling": "first"},
     "last": {"head": "sequence", "labels": "yes,no,perhaps", "pooling": "last", "head_kind": "linear"},
     "regression": {"head": "sequence", "labels": "regression"},
     "token": {"head": "token", "labels": "yes,no,perhaps"},
     "none": {"head": "none"},
+    "vectors": {"head": "embedding", "embedding_size": 12},
+    "vectors_of_the_first": {"head": "embedding", "pooling": "first"},
+    "vectors_of_any_length": {"head": "embedding", "pooling": "last", "normalize": False},
 }
 
 
@@ -64,6 +68,23 @@ def test_a_decoder_that_keeps_keys_and_values_gives_the_same_logits(
     ends = (0, 1, 2, 20, 40)
     logits = [decoder.step(answers[:, start:end].numpy()) for start, end in pairwise(ends)]
     assert np.abs(np.concatenate(logits, axis=1) - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_vectors_stand_beside_the_hidden_states(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Under the names that exports of sentence-transformers have, and with the prompts said."""
+    source, model = saved(tmp_path / "model", tokenizer, num_decoder_layers=0, **HEADS["vectors"])
+    (source / "settings.json").write_text('{"query_prompt": "ask: "}')
+    export(settings(source, tmp_path / "out", "onnx", quantize="int8"))
+    text = "ask: a river runs"
+    ids = np.array([[*tokenizer.encode_prompts([text])[0].tolist(), tokenizer.eos_id]])
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    (expected,) = Model(source, mixed_precision="no").embed(["a river runs"], prompt_name="query")
+    for suffix, tolerance in (("", 1e-5), ("_int8", 0.1)):
+        there = onnxruntime.InferenceSession(str(tmp_path / "out" / "onnx" / f"model{suffix}.onnx"))
+        states, vectors = there.run(["last_hidden_state", "sentence_embedding"], inputs)
+        assert states.shape == (1, ids.shape[1], model.config.d_model)
+        np.testing.assert_allclose(vectors[0], expected, atol=tolerance)
+    assert "ask: Your question" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("kind", HEADS)

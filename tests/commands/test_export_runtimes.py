@@ -170,6 +170,7 @@ HEADS = {
     "regression": ({"head": "sequence", "labels": "regression"}, "ORTModelForSequenceClassification"),
     "token": ({"head": "token", "labels": "yes,no"}, "ORTModelForTokenClassification"),
     "none": ({"head": "none"}, "ORTModelForFeatureExtraction"),
+    "embedding": ({"head": "embedding", "embedding_size": 12}, "ORTModelForCustomTasks"),
 }
 
 
@@ -185,7 +186,7 @@ def test_heads_give_the_same_numbers_everywhere(kind: str, runtime: str, tokeniz
     if runtime == "optimum":
         outputs = in_optimum(tmp_path / "out", sources=sources, **{"class": name})["outputs"]
     else:
-        script = "AutoModel" if kind == "none" else name.replace("ORT", "Auto")
+        script = "AutoModel" if kind in ("none", "embedding") else name.replace("ORT", "Auto")
         outputs = in_transformers_js(tmp_path / "out", sources=sources, **{"class": script})["outputs"]
     if kind in ("token", "none"):  # Padded rows there follow each other here.
         outputs = [row for rows, ids in zip(outputs, sources, strict=True) for row in rows[: len(ids)]]
@@ -193,10 +194,12 @@ def test_heads_give_the_same_numbers_everywhere(kind: str, runtime: str, tokeniz
     assert np.abs(np.array(outputs) - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("head", ["text", "sequence"])
+@pytest.mark.parametrize("head", ["text", "sequence", "embedding"])
 @pytest.mark.parametrize("program", ["optimum", "transformers.js"])
 def test_the_code_of_a_card_runs_in_each_program(head: str, program: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    fields: dict[str, Any] = {} if head == "text" else {"num_decoder_layers": 0, "head": head, "labels": "yes,no"}
+    fields: dict[str, Any] = {} if head == "text" else {"num_decoder_layers": 0, "head": head}
+    if head == "sequence":
+        fields["labels"] = "yes,no"
     source, model = saved(tmp_path / "model", tokenizer, **fields)
     folder = tmp_path / "out"
     export(settings(source, folder, "onnx"))

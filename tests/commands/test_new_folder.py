@@ -16,6 +16,7 @@ from commands.generate import generate
 from commands.merge import merge
 from commands.new_folder import held_output, new_folder
 from commands.quantize import quantize
+from commands.rerank import rerank
 from model import hf_format
 from model.formats.checksums import damages
 from settings.errors import UserError
@@ -38,6 +39,7 @@ def test_what_is_no_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.M
 COMMANDS = {
     "generate": generate,
     "embed": embed,
+    "rerank": rerank,
     "evaluate": evaluate,
     "merge": merge,
     "convert": convert,

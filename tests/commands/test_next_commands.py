@@ -21,10 +21,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "text": {},
     "classifier": {"head": "sequence", "labels": "few,many", "num_decoder_layers": 0},
     "encoder": {"head": "none", "num_decoder_layers": 0},
+    "embedding": {"head": "embedding", "num_decoder_layers": 0},
 }
 ROWS: dict[str, dict[str, Any]] = {
     "text": {"prompt": "a", "response": "b"},
     "classifier": {"text": "a b", "label": "few"},
+    "embedding": {"anchor": "a b", "positive": "b a"},
 }
 
 
@@ -42,7 +44,7 @@ def test_the_command_takes_a_model_of_this_kind(
     folder = save_trained(tmp_path / "my model", shape=shape)
     lines = [next_command(shape, folder)]
     if kind != "encoder":  # Nothing trains an encoder without a head.
-        lines += next_commands(str(folder), False, "it's a prompt")
+        lines += next_commands(str(folder), shape.head, False, "it's a prompt")
     assert all("--input=" in line or " evaluate " in line for line in lines)
     for line in lines:
         words = words_of(line)

@@ -271,11 +271,15 @@ def test_the_browser_marks_the_same_words_or_letters(page: Page, kind: str, tmp_
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @in_browser
-def test_the_browser_compares_texts_by_the_same_vectors(page: Page, tmp_path: Path) -> None:
-    model = encoder(tmp_path)
+@pytest.mark.parametrize("head", ["none", "embedding"])
+def test_the_browser_compares_texts_by_the_same_vectors(head: str, page: Page, tmp_path: Path) -> None:
+    """With an embedding head, the first text is the query."""
+    model = encoder(tmp_path, head=head, **({"embedding_size": 12} if head == "embedding" else {}))
+    (model / "settings.json").write_text('{"query_prompt": "ask: ", "document_prompt": "text: "}')
     page_of(model, tmp_path / "page", js=Path(MODULES) / LIBRARY)
     texts = ["a river runs", "中文字"]
-    first, second = Model(model).embed(texts)
+    names = ("query", "document")
+    first, second = (Model(model).embed([text], prompt_name=name)[0] for text, name in zip(texts, names, strict=True))
     cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
     page.open(tmp_path / "page")
     assert page.answer(*texts) == [f"Its vector has {len(first)} numbers.", f"Cosine of the two vectors: {cosine:.4f}"]

@@ -90,7 +90,32 @@ def test_a_head_over_labels_classifies(tmp_path: Path, head: str, labels: str) -
             assert one[label] == (pytest.approx(columns[label]) if label == "number" else columns[label])
         assert client.post("/v1/classify", json={"input": ["x", ""]}).status_code == 400
         assert client.post("/v1/classify", json={"input": [1]}).status_code == 400
-        assert client.get("/v1/models").json()["data"][0]["endpoints"] == ["/v1/classify", "/v1/embeddings"]
+        assert client.get("/v1/models").json()["data"][0]["endpoints"][:2] == ["/v1/classify", "/v1/embeddings"]
         for path in ("/v1/chat/completions", "/v1/completions", "/api/chat"):
             refused = client.post(path, json={})
             assert refused.status_code == 404 and "/v1/classify or /v1/embeddings" in refused.text
+
+
+def test_an_embedding_head_gives_its_vectors_with_either_prompt_and_cut(tmp_path: Path) -> None:
+    shape = replace(SHAPE, num_decoder_layers=0, head="embedding", embedding_size=12)
+    folder = save_trained(tmp_path / "head", shape=shape)
+    (folder / "settings.json").write_text('{"query_prompt": "ask: ", "document_prompt": "text: ", "max_seq_len": 32}')
+    config = load("serve", {"model": str(folder), "mixed_precision": "no"})
+    answering = find_answering(config, "serve")
+    here = Model(folder, mixed_precision="no")
+    texts = ["a river", "a longer text"]
+    with client_of(api_of(answering.load(LEAST_TEXT), answering.config)) as client:
+        assert client.get("/v1/models").json()["data"][0]["endpoints"] == ["/v1/embeddings"]
+        for fields, name in (({}, "document"), ({"prompt_name": "query"}, "query"), ({"input_type": "query"}, "query")):
+            vectors = [one["embedding"] for one in ask(client, texts, **fields).json()["data"]]
+            np.testing.assert_allclose(vectors, here.embed(texts, prompt_name=name), atol=1e-6)
+        (cut,) = Model(folder, mixed_precision="no", truncate_dim=4).embed(texts[:1])
+        packed = ask(client, texts[0], dimensions=4, encoding_format="base64").json()["data"][0]["embedding"]
+        np.testing.assert_allclose(np.frombuffer(base64.b64decode(packed), "<f4"), cut, atol=1e-6)
+        for fields in ({"dimensions": 13}, {"prompt_name": "passage"}):
+            assert ask(client, texts, **fields).json()["error"]["param"] in fields
+        assert ask(client, "x" * 32).json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_other_models_have_no_prompts(client: TestClient) -> None:
+    assert ask(client, "a", prompt_name="query").json()["error"]["param"] == "prompt_name"

@@ -15,6 +15,27 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("red", "blue", "green")
 
 
+def test_answers_may_be_named_themselves(tmp_path: Path) -> None:
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": "x", "response": name}) + "\n" for name in NAMES))
+    flags = {
+        "train_file": rows,
+        "validation_file": rows,
+        "is_finetune": True,
+        "finetune_from": "none",
+        "max_seq_len": 16,
+        "answers": "blue, red",
+        "eval_generate_rows": 3,
+        "max_steps": 1,
+        "sample_rows": 3,
+        "metrics": "identical",
+        "tokenizer_type": "byte",
+    }
+    LowMemTrainer(configuration(tmp_path, "named", **flags)).train()
+    assert {event["answer"] for event in events(tmp_path, "named", "sample")} <= {"blue", "red"}
+    assert (tmp_path / "runs" / "named" / "answers.txt").read_text() == "blue\nred\n"
+
+
 def test_a_run_is_evaluated_by_ranked_answers_and_leaves_their_list(tmp_path: Path) -> None:
     rows = tmp_path / "pairs.jsonl"
     listed = tmp_path / "colors.csv"

@@ -17,6 +17,7 @@ from model import hf_format
 from model.formats.answering import keep_answer_list, keep_answers
 from model.formats.checksums import STATE
 from model.formats.peft import save_adapters
+from model.formats.sentence_transformers import TextSettings, write_text_settings
 from model.formats.tensor_files import write_safetensors
 from model.t5 import T5, WithWeights, in_place
 from settings.declared import GenerateConfig
@@ -38,6 +39,7 @@ def write_checkpoint(
     *,
     answers: GenerateConfig | None = GREEDY,
     listed_in: Path | None = None,
+    texts: TextSettings | None = None,
     num_answers: int = 1,
     with_weights: WithWeights = in_place,
 ) -> None:
@@ -48,6 +50,7 @@ def write_checkpoint(
     Args:
         answers: how the model shall answer, see `model.formats.answering`; None: it writes none.
         listed_in: the folder with the list that its answers come from; None: any answer.
+        texts: how a model that gives vectors reads texts.
         num_answers: how many an evaluation scores.
         with_weights: a context in which a weight is in memory, where some are offloaded.
     Raises:
@@ -64,6 +67,7 @@ def write_checkpoint(
         keep_answers(folder, answers, num_answers)
     if listed_in is not None:
         keep_answer_list(folder, listed_in)
+    write_text_settings(folder, texts or TextSettings())
     tokenizer.save(folder)
     (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
+from model.formats.checksums import CHECKSUMS_FILE, damages, published_files, read_sums, write_sums
 from settings.errors import UserError, reason_of, refuse
 from settings.fields import AUTO
 from settings.names import name_problem, shown_name
@@ -275,7 +275,7 @@ def publish(checkpoint: Path, run_dir: str | Path) -> None:
     """Make a checkpoint's model the run's own, taking no further space where the file system has hard links.
 
     Args:
-        checkpoint: its files go into `run_dir`, each at once, their sums last; `state/` stays behind.
+        checkpoint: its files go into `run_dir`, each at once, their sums last; what only resuming needs stays behind.
     Raises:
         UserError: the checkpoint is damaged; or the disk is full or cannot be written: every file is whole, the old or
             the new one.
@@ -290,21 +290,20 @@ def publish(checkpoint: Path, run_dir: str | Path) -> None:
             say(text, parent=Path(run_dir).parent, run_dir=run_dir),
         )
     # The weights go first: a folder that has a config.json is then complete.
-    files = sorted(
-        (path for path in checkpoint.iterdir() if path.is_file() and path.name != CHECKSUMS_FILE),
-        key=lambda path: path.name == "config.json",
-    )
+    names = [path.relative_to(checkpoint) for path in published_files(checkpoint)]
+    names.sort(key=lambda name: name.as_posix() == "config.json")
     sums = read_sums(checkpoint)
     try:
         Path(run_dir, CHECKSUMS_FILE).unlink(missing_ok=True)  # It is of the model before, until all files are there.
-        for source in files:
-            with atomic_file(Path(run_dir, source.name)) as fresh:
+        for name in names:
+            Path(run_dir, name).parent.mkdir(exist_ok=True)
+            with atomic_file(Path(run_dir, name)) as fresh:
                 try:
-                    os.link(source, fresh)
+                    os.link(checkpoint / name, fresh)
                 except OSError:  # There are no hard links, or it is another disk.
-                    shutil.copyfile(source, fresh)
+                    shutil.copyfile(checkpoint / name, fresh)
         if sums is not None:
-            published = {name: entry for name, entry in sums["files"].items() if "/" not in name}
+            published = {name: entry for name, entry in sums["files"].items() if Path(name) in names}
             with atomic_file(Path(run_dir, CHECKSUMS_FILE)) as fresh:
                 write_sums(fresh, published)
     except OSError as error:

@@ -50,9 +50,13 @@ class Evaluation:
 
 
 def mean_of_sets(sets: Mapping[str, Evaluation]) -> Evaluation:
-    """The mean over validation sets, each of which counts alike, with the figures of each as `metrics`: `news/loss`."""
+    """The mean over validation sets, each of which counts alike, with the figures of each as `metrics`: `news/loss`;
+    without scores that some of them lack.
+    """
     results = list(sets.values())
-    shared = {name: sum(each.metrics[name] for each in results) / len(results) for name in results[0].metrics}
+    # Sets with rows of different kinds have different scores.
+    names = [name for name in results[0].metrics if all(name in each.metrics for each in results)]
+    shared = {name: sum(each.metrics[name] for each in results) / len(results) for name in names}
     own = {
         f"{name}/{figure}": value
         for name, result in sets.items()

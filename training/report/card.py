@@ -69,6 +69,16 @@ tags:
 # {{ name }}
 
 A T5{{ size }}{{ origin }}, trained with FrugalT5. The choice of a licence is up to its owner.
+{% if vectors %}
+
+It gives a vector of {{ vectors.width }} numbers for each text, by which texts are compared: {{ vectors.parts }}.
+{% for name, prompt in vectors.prompts.items() %}
+Before each {{ name }} stands the prompt `{{ prompt }}`.
+{% endfor %}
+{% if vectors.sizes %}
+Vectors may be cut to their first {{ vectors.sizes }} numbers, and scaled to length 1 again.
+{% endif %}
+{% endif %}
 {% if data %}
 
 ## Data
@@ -194,9 +204,12 @@ def card(
     encoder = ""
     if shape is not None and not head.writes_text:
         encoder = ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape).ending
+    if form == "transformers" and head.has_vectors:
+        form = "sentence-transformers"
     run_facts: dict[str, Any] = {"origin": "", "data": {}, "training": [], "first_loss": None, "best": {}}
     if settings:
         run_facts = _of_run(model, settings, "text" if shape is None else shape.head)
+    vectors = {} if shape is None or not head.has_vectors else _vectors(shape, settings)
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     usage = environment.from_string(USAGE).render(
         form=form,
@@ -205,10 +218,12 @@ def card(
         file=file,
         head="text" if shape is None else shape.head,
         precision=comparisons[-1][0] if comparisons else "",
+        vectors=vectors,
     )
     return environment.from_string(TEMPLATE).render(
         form=form,
         usage=usage,
+        vectors=vectors,
         comparisons=comparisons,
         ids=ids,
         mark=MARK,
@@ -218,6 +233,33 @@ def card(
         counts=EVAL_COUNTS,
         **run_facts,
     )
+
+
+def _vectors(shape: T5ModelConfig, settings: Record) -> dict[str, Any]:
+    """What the card tells of vectors of texts: how they are made, and what they were trained for."""
+    pooling = {"mean": "the mean over its tokens", "first": "its first token", "last": "its end of text"}
+    parts = [pooling[shape.head_pooling]]
+    if shape.embedding_size:
+        parts.append("a matrix")
+    if shape.normalize:
+        parts.append("length 1")
+    prompts = {name: settings.get(f"{name}_prompt") for name in ("query", "document")}
+    sizes = str(settings.get("matryoshka_sizes") or "").split(",")
+    return {
+        "width": shape.vector_size,
+        "parts": ", ".join(parts),
+        "pooling": shape.head_pooling,
+        "normalize": shape.normalize,
+        "question": (prompts["query"] or "") + "Your question",
+        "quoted": shlex.quote((prompts["query"] or "") + "Your question"),
+        "text": (prompts["document"] or "") + "A text",
+        # How the pipeline of transformers.js calls it; it knows no matrix.
+        "js_pooling": {"mean": "mean", "first": "cls", "last": "last_token"}[shape.head_pooling]
+        if not shape.embedding_size
+        else "",
+        "prompts": {name: prompt for name, prompt in prompts.items() if prompt},
+        "sizes": " or ".join(size.strip() for size in sizes if size and int(size) < shape.vector_size),
+    }
 
 
 def _of_run(model: Path, settings: Record, head: str) -> dict[str, Any]:

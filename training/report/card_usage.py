@@ -1,7 +1,7 @@
 """How a model's card says that it is used: a paragraph of code for each program that runs its format.
 
 A template with `form`, `encoder` (the class of transformers of a model that writes no text, else empty), `head`,
-`has_spiece`, `file` and `precision`, as `card.card` gives them.
+`has_spiece`, `file`, `precision` and `vectors`, as `card.card` gives them.
 """
 
 USAGE = """\
@@ -15,7 +15,63 @@ USAGE = """\
     "sequence": "AutoModelForSequenceClassification",
     "token": "AutoModelForTokenClassification",
 } %}
-{% if form in ("onnx", "web") and encoder %}
+{% set question = vectors.question or "Your text" %}
+{% set text = vectors.text or "Another text" %}
+{% if form in ("onnx", "web") and head == "embedding" %}
+onnxruntime:
+
+```python
+import numpy, onnxruntime, tokenizers
+
+model = onnxruntime.InferenceSession("onnx/model.onnx")
+tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+texts = [{{ question | tojson }}, {{ text | tojson }}]
+vectors = []
+for text in texts:
+    ids = numpy.array([tokenizer.encode(text).ids])
+    inputs = {"input_ids": ids, "attention_mask": numpy.ones_like(ids)}
+    vectors.append(model.run(["sentence_embedding"], inputs)[0][0])
+print(vectors[0] @ vectors[1])
+```
+
+Optimum (`pip install optimum-onnx onnxruntime`):
+
+```python
+from optimum.onnxruntime import ORTModelForCustomTasks
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = ORTModelForCustomTasks.from_pretrained(".", subfolder="onnx", file_name="model.onnx")
+inputs = tokenizer([{{ question | tojson }}, {{ text | tojson }}], padding=True, return_tensors="pt")
+inputs.pop("token_type_ids", None)
+vectors = model(**inputs)["sentence_embedding"]
+print(vectors[0] @ vectors[1])
+```
+
+transformers.js (`npm i @huggingface/transformers`), the folder's own name and the one around it:
+
+```javascript
+import { env, AutoModel, AutoTokenizer } from "@huggingface/transformers";
+
+env.localModelPath = "..";
+const name = process.cwd().split("/").pop();
+const tokenizer = await AutoTokenizer.from_pretrained(name);
+const model = await AutoModel.from_pretrained(name, { dtype: "{{ precision }}" });
+const texts = [{{ question | tojson }}, {{ text | tojson }}];
+const { sentence_embedding } = await model(tokenizer(texts, { padding: true }));
+const [a, b] = sentence_embedding.tolist();
+console.log(a.reduce((sum, number, place) => sum + number * b[place], 0));
+```
+{% if vectors.js_pooling %}
+
+`pipeline("feature-extraction", name, { dtype: "{{ precision }}" })` gives the same vectors with \
+`{ pooling: "{{ vectors.js_pooling }}", normalize: {{ "true" if vectors.normalize else "false" }} }`\
+{% if vectors.js_pooling == "last_token" %}, one text at a time{% endif %}.
+{% else %}
+
+`pipeline("feature-extraction", ...)` pools hidden states by itself and knows no matrix: it gives other vectors.
+{% endif %}
+{% elif form in ("onnx", "web") and encoder %}
 onnxruntime:
 
 ```python
@@ -99,6 +155,54 @@ env.localModelPath = "..";
 const name = process.cwd().split("/").pop();
 const answers = await pipeline("text2text-generation", name, { dtype: "{{ precision }}" });
 console.log((await answers("Your text", { max_new_tokens: 63 }))[0].generated_text);
+```
+{% elif head == "embedding" and form in ("transformers", "sentence-transformers") %}
+FrugalT5:
+
+```python
+from frugalt5 import Model
+
+model = Model(".")
+(query,) = model.embed(["Your question"], prompt_name="query")
+documents = model.embed(["A text", "Another text"])
+print([float(query @ document) for document in documents])
+```
+
+sentence-transformers:
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(".")
+queries = model.encode_query(["Your question"])
+documents = model.encode_document(["A text", "Another text"])
+print(model.similarity(queries, documents))
+```
+{% elif encoder and form == "gguf" %}
+```
+llama-embedding -m {{ file }} -p {{ vectors.quoted or '"Your text"' }}\
+{% if vectors and not vectors.normalize %} --embd-normalize -1{% endif %}
+{{ "" }}
+```
+{% elif encoder and form == "ctranslate2" %}
+```python
+import ctranslate2, numpy, {{ "sentencepiece" if has_spiece else "tokenizers" }}
+
+encoder = ctranslate2.Encoder(".")
+{% if has_spiece %}
+tokenizer = sentencepiece.SentencePieceProcessor(model_file="spiece.model")
+pieces = [*tokenizer.encode({{ question | tojson }}, out_type=str), tokenizer.id_to_piece(tokenizer.eos_id())]
+{% else %}
+tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+pieces = tokenizer.encode({{ question | tojson }}).tokens
+{% endif %}
+states = numpy.array(encoder.forward_batch([pieces]).last_hidden_state)[0]
+{% if vectors %}
+vector = {{ {"mean": "states.mean(0)", "first": "states[0]", "last": "states[-1]"}[vectors.pooling] }}
+print(vector{{ " / numpy.linalg.norm(vector)" if vectors.normalize }})
+{% else %}
+print(states)
+{% endif %}
 ```
 {% elif encoder %}
 ```python

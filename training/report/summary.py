@@ -12,10 +12,11 @@ from memory.plan import Plan
 from settings.declared import Config, places
 from settings.fields import counted
 from settings.program import program
-from settings.tasks import command_of
-from support.language import say
+from settings.tasks import MODEL_HEADS, command_of
+from support.language import join, say
 from support.units import MIB, format_size
 from training.report.history import history
+from training.report.run_files import EVAL_COUNTS
 from training.report.wording import about, duration
 
 Rows = list[tuple[str, str]]
@@ -175,6 +176,8 @@ def result_rows(summary: Summary) -> Rows:
         if best >= before:
             loss = say("{loss} before training, never lower since", loss=f"{before:.3f}")
         rows.append((say("evaluation loss"), loss))
+    if scores := _scores(summary.best_evaluation or {}):
+        rows.append((say("scores"), scores))
     if summary.is_plan_over:
         peak = _against(summary.over_peak_bytes, summary.budget_bytes, summary.first_over)
     elif summary.counted_peak_bytes is not None and summary.measured_peak_bytes > summary.budget_bytes:
@@ -191,6 +194,12 @@ def result_rows(summary: Summary) -> Rows:
     first_over = summary.first_over if summary.is_ram_over else None
     ram = _against(summary.host_peak_bytes, summary.host_budget_bytes, first_over)
     return [*rows, (say("peak memory of the device"), peak), (say("peak RAM"), ram)]
+
+
+def _scores(evaluation: Mapping[str, Any]) -> str:
+    """The scores of an evaluation, over all validation sets; empty where there is nothing but its loss."""
+    figures = {name: value for name, value in evaluation.items() if name not in (*EVAL_COUNTS, "loss", "perplexity")}
+    return join(", ", [f"{name} {value:.3f}" for name, value in figures.items() if "/" not in name])
 
 
 def _against(peak: int, budget: int, first_over: str | None) -> str:
@@ -240,13 +249,16 @@ def detail_rows(summary: Summary) -> Rows:
     return rows
 
 
-def next_commands(model_dir: str, leads_to_finetuning: bool, prompt: str) -> list[str]:
-    """What the user may type next: an answer to a prompt, an evaluation, and finetuning where the model is there for
-    it.
+def next_commands(model_dir: str, head: str, leads_to_finetuning: bool, prompt: str) -> list[str]:
+    """What the user may type next: what the model gives for a text, an evaluation, and finetuning where the model is
+    there for it.
+
+    Args:
+        head: of the model, a key of `MODEL_HEADS`.
     """
     folder = shlex.quote(model_dir)
     lines = [
-        f"{program()} generate --model={folder} --input='{_example(prompt)}'",
+        f"{program()} {MODEL_HEADS[head].commands[0]} --model={folder} --input='{_example(prompt)}'",
         f"{program()} evaluate --model={folder}",
     ]
     if leads_to_finetuning:

@@ -22,6 +22,7 @@ from data.sources.lines import BadRows, decoded_lines
 from data.sources.peek import about_rows
 from data.sources.reading import head_of, read_rows, reading, reading_in_child
 from data.sources.source import Source
+from data.sources.typed import typed_lines
 from data.tokenizers.tokenizer import Tokenizer
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import ANSWERS_FILE
@@ -64,7 +65,8 @@ def answer_sources(files: str | None, model: SavedModel | None) -> list[Source]:
     """The files of a list of answers.
 
     Args:
-        files: the setting `answers`; auto: the list in the model's folder, if it has one; None: no list.
+        files: the setting `answers`, files or the answers themselves; auto: the list in the model's folder, if it has
+            one; None: no list.
 
     Raises:
         UserError: there is no such file.
@@ -72,7 +74,9 @@ def answer_sources(files: str | None, model: SavedModel | None) -> list[Source]:
     path: str | Path | None = files
     if files == AUTO:
         path = None if model is None else model.answer_list
-    return [] if path is None else find(str(path), "--answers")
+    if path is None:
+        return []
+    return typed_lines(str(path)) or find(str(path), "--answers")
 
 
 def read_list(config: Config, sources: Sequence[Source], tokenizer_dir: Path) -> AnswerList:

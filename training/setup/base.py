@@ -27,7 +27,7 @@ from settings.loading import label
 from support.language import say
 from training.checkpoints.folder import Checkpoints
 from training.evaluation.scores import check_decisive, metric_names
-from training.saved_model import INHERITED_ANSWERS, SHAPE_SETTINGS, SavedModel, saved_note
+from training.saved_model import INHERITED_ANSWERS, READING_SETTINGS, SHAPE_SETTINGS, SavedModel, saved_note
 from training.setup.adapter_settings import check_trained
 from training.setup.start import choose_start
 
@@ -183,6 +183,8 @@ def _decided_by(model: SavedModel, config: Config, is_new: bool) -> Decided:
         fixed |= token_settings
         notes += token_notes
     defaults = model.adapter_form
+    if shape.gives_vectors and model.shape.gives_vectors:
+        defaults |= model.settings_of(*READING_SETTINGS)
     if config.task.writes_text:
         answers, unusable = model.answer_settings(config)
         defaults |= {name: answers[name] for name in INHERITED_ANSWERS if name in answers}

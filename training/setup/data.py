@@ -13,7 +13,6 @@ from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared, in_child, prepare
 from data.shards.store import TRAIN, VALIDATION
-from data.sources.files import find
 from data.tokenizers.tokenizer import Tokenizer
 from model.formats.answering import ANSWERS_FILE, answer_list_of
 from settings.consistency import REGRESSION, check, writes_answers
@@ -27,7 +26,7 @@ from tasks.base import BaseTask
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn
 from training.report.heartbeat import PREPARING_FILE
-from training.setup.answer_list import AnswerList, describe, read_list, unlisted_note
+from training.setup.answer_list import AnswerList, answer_sources, describe, read_list, unlisted_note
 from training.setup.base import Start
 from training.setup.resolved import ResolvedRun
 
@@ -128,7 +127,7 @@ def _load_answers(
         return None, [say("{file} is not used for the new model; --answers={file} keeps it", file=own)]
     if resumed_dir is not None:  # Its checkpoint keeps the list as well.
         files = str(answer_list_of(*filter(None, (resumed_dir, start.checkpoint))) or files)
-    sources = find(str(files), "--answers")
+    sources = answer_sources(str(files), None)
     answers = read_list(start.config, sources, tokenizer_dir)
     if answer_list_of(answers.folder) is None:
         raise UserError(

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 
+from model.formats.headers import WEIGHTS_FILE
+from model.formats.sentence_transformers import DENSE_FOLDER
 from settings.errors import UserError
 from settings.fields import TRUE_WORDS, near_path
 from settings.program import needs, program
@@ -34,6 +36,9 @@ OWNERS = {
     "ChatLM": "charent",
     "mengzi-t5": "Langboat",
     "codet5": "Salesforce",
+    "gtr-t5": "sentence-transformers",
+    "sentence-t5": "sentence-transformers",
+    "instructor": "hkunlp",
 }
 FETCHED = (
     "config.json",
@@ -47,8 +52,14 @@ FETCHED = (
     "vocab.json",
     "merges.txt",
     "generation_config.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "[0-9]_*/*.json",
+    "[0-9]_*/spiece.model",
 )
-PICKLES = ("pytorch_model*.bin*",)  # Older checkpoints have no other weights.
+DENSE_PICKLE = f"{DENSE_FOLDER}/pytorch_model.bin"
+PICKLES = ("pytorch_model*.bin*", "[0-9]_*/pytorch_model*.bin*")  # Older checkpoints have no other weights.
 
 
 def fetch_model(name: str, allow_download: bool, holds_model: Callable[[Path], bool]) -> Path | None:
@@ -113,8 +124,11 @@ def download(name: str, folder: Path, revision: str | None = None) -> Path:
     """
     hub = needs(HUB_PACKAGE, f"--finetune_from = {name}")
     try:
-        has_plain = any(file.endswith(".safetensors") for file in hub.list_repo_files(name, revision=revision))
+        files = hub.list_repo_files(name, revision=revision)
+        has_plain = any(file.endswith(".safetensors") for file in files)
         patterns = list(FETCHED if has_plain else FETCHED + PICKLES)
+        # Of some models of sentence-transformers the dense layer alone is a pickle.
+        patterns += [file for file in files if file.endswith(DENSE_PICKLE) and _plain(file) not in files]
         hub.snapshot_download(name, local_dir=str(folder), allow_patterns=patterns, revision=revision)
     except Exception as error:  # Many libraries have errors for the network, rights and names.
         raise UserError(
@@ -134,6 +148,11 @@ def download(name: str, folder: Path, revision: str | None = None) -> Path:
             program=program(),
         )
     return folder
+
+
+def _plain(pickle: str) -> str:
+    """The file that holds the same without a pickle."""
+    return str(PurePosixPath(pickle).with_name(WEIGHTS_FILE))
 
 
 def check_push(name: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from data.prepare.estimate import misfit
 from data.prepare.looking import look
+from model.formats.sentence_transformers import encoder_folder
 from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
 from settings.declared import Config
@@ -154,4 +155,4 @@ def _obstacle(folder: Path) -> str:
 
 
 def _holds_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_FILES[0]))
+    return (encoder_folder(folder) / CONFIG_FILE).is_file() or (folder / ADAPTER_FILES[0]).is_file()

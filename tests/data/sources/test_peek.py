@@ -28,9 +28,17 @@ TAUGHT = [
     ("article highlights", "pairs", "article highlights"),
     ("dialogue summary", "pairs", "dialogue summary"),
     ("input output", "pairs", "input output"),
+    ("query document label", "pairs", "query, document label"),
+    ("query pos neg", "pairs", "query, pos, neg pos, neg"),
     ("question n", None, "question"),
 ]
-CELLS: dict[str, object] = {"messages": TURNS, "conversations": TURNS[:1], "answers": {"text": ["a"]}, "n": 1}
+CELLS: dict[str, object] = {
+    "messages": TURNS,
+    "conversations": TURNS[:1],
+    "answers": {"text": ["a"]},
+    "n": 1,
+    "label": 1,
+}
 SPOKEN = {"chosen": TURNS, "rejected": [TURNS[0], {"role": "assistant", "content": "c"}]}
 
 

@@ -62,3 +62,9 @@ def test_what_was_measured_stands_beside_the_first_plan_of_the_start(run: Run) -
     plans = [{"event": "plan", "peak_bytes": size << 20, "budget_bytes": 64 << 20} for size in (40, 50, 30)]
     starts = [{"event": "start"}, plans[0], {"event": "start"}, *plans[1:]]
     assert "| planned peak | 50.0 MiB of 64.0 MiB |" in run.card(*starts, END)
+
+
+def test_embeddings_are_used_by_sentence_transformers(run: Run) -> None:
+    text = run.card(END, head="embedding", num_decoder_layers=0)
+    assert "library_name: sentence-transformers\npipeline_tag: sentence-similarity\n" in text
+    assert 'SentenceTransformer(".")' in text and "AutoTokenizer" not in text

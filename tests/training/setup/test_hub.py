@@ -12,7 +12,7 @@ from settings.errors import UserError
 from support.child_process import call
 from tests.fake_hub import FakeHub, running
 from training.report.card import CARD_FILE
-from training.setup.hub import create_repository, push
+from training.setup.hub import create_repository, download, push
 
 
 @pytest.fixture
@@ -70,3 +70,30 @@ def test_a_model_is_uploaded_with_its_card_and_nothing_else(hub: FakeHub, tmp_pa
     assert names >= uploaded and not names & {*own, "x"}
     with pytest.raises(UserError, match=r"--push_to_hub = other/mine, .*403"):
         create_repository("other/mine")
+
+
+@pytest.mark.parametrize("has_plain_dense", [True, False])
+def test_all_parts_of_a_folder_of_sentence_transformers_are_fetched(
+    hub: FakeHub, tmp_path: Path, has_plain_dense: bool
+) -> None:
+    fetched = {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "modules.json",
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors" if has_plain_dense else "2_Dense/pytorch_model.bin",
+    }
+    others = {"pytorch_model.bin", "rust_model.ot", "README.md", "2_Dense/rust_model.ot"}
+    if has_plain_dense:
+        others.add("2_Dense/pytorch_model.bin")
+    for name in fetched | others:
+        path = hub.repository("o/gtr") / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    call(download, "o/gtr", tmp_path / "gtr")
+    names = {path.relative_to(tmp_path / "gtr") for path in (tmp_path / "gtr").rglob("*") if path.is_file()}
+    assert {name.as_posix() for name in names if name.parts[0] != ".cache"} == fetched
