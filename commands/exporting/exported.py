@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from commands.exporting.vocabulary import Vocabulary
 from model.t5 import T5
+
+if TYPE_CHECKING:
+    from commands.exporting.held_out import HeldOut  # It needs onnxruntime.
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Exported:
         quantize: precision of the matrices: none, fp16, int8 or q4.
         js: a copy of transformers.js for a page; None: its public address.
         prepare_text: how texts were prepared for it, the setting of that name.
+        held_out: rows whose answers are compared in each precision; None: there are none.
     """
 
     model: T5
@@ -26,6 +31,7 @@ class Exported:
     quantize: str = "none"
     js: str | None = None
     prepare_text: str = "none"
+    held_out: HeldOut | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Comparison:
         is_rounded: whether it was written in less precision than the model has.
         equal_answers: how many greedy answers are the same, token by token; None: none were compared. answers: of how
             many.
+        graph_bytes: of the files of that precision; 0: there is one precision alone.
+        identical: share of held-out rows that are answered right, in percent; None: none were answered.
     """
 
     precision: str
@@ -44,3 +52,5 @@ class Comparison:
     is_rounded: bool = False
     equal_answers: int | None = None
     answers: int = 0
+    graph_bytes: int = 0
+    identical: float | None = None
