@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from model import hf_format
 from model.decoding.generation import generate
 from model.reference import T5Reference
 from settings.errors import DoesNotFit, UserError
+from settings.program import start_command
 from tests.commands.small import write_rows
 from tests.commands.small_exports import SHAPES, TEXTS, saved, settings
 
@@ -168,6 +171,15 @@ def test_a_copy_that_takes_more_than_the_budget_is_refused_before_work(tokenizer
     with pytest.raises(DoesNotFit, match="quantize=none"):
         export(settings(source, tmp_path / "out", "onnx", quantize="int8", memory_budget="600M"))
     assert not (tmp_path / "out").exists()
+
+
+def test_onnxruntime_notes_no_events_for_its_makers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source, _ = saved(tmp_path / "model", tokenizer)
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    words = [*start_command(), "export", f"--model={source}", "--format=onnx", f"--output={tmp_path / 'out'}"]
+    subprocess.run(words, env=environment, check=True, capture_output=True, timeout=300)
+    assert not list((tmp_path / "home").rglob("*onnxruntime*"))
 
 
 def test_the_code_of_a_card_runs_as_it_is(

@@ -189,6 +189,7 @@ def in_ctranslate2(source: Path, shape: T5ModelConfig, rows: list[list[int]]) ->
         [[names[number] for number in ids] for ids in rows],
         max_batch_size=TOGETHER,
         beam_size=1,
+        min_decoding_length=0,
         max_decoding_length=NEW_TOKENS,
         end_token=names[shape.eos_token_id],
     )
