@@ -387,7 +387,7 @@ class MetricsConfig:
     # scores of answers, separated by commas: exact_match, f1, bleu, chrf, chrf++, geometric_mean, rouge_1, rouge_2,
     # rouge_l, rouge_lsum, char_bleu, identical, and with num_answers recall@K, ndcg@K, mrr; auto: all
     metrics = "auto"
-    # rows to answer and score per evaluation; auto: none in training, the first 256 pairs in evaluate
+    # rows to answer and score per evaluation; auto: none in training, the first 256 pairs in evaluate and export
     eval_generate_rows = "auto"
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,7 +38,10 @@ from support.storage import folder_bytes
 from support.units import format_size
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
-from training.saved_model import find_model
+from training.saved_model import SavedModel, find_model
+
+if TYPE_CHECKING:
+    from commands.exporting.held_out import HeldOut  # It needs onnxruntime.
 
 SLACK = 1e-3  # Other programs sum in another order, and have tables of GELU.
 # By format: the packages that it needs, and the module that says what it holds (`bytes_beside`), writes it (`write`),
@@ -71,7 +74,7 @@ def export(config: Config) -> float | None:
         )
     packages, name = FORMATS[form]
     for package in packages:
-        needs(package, f"--format = {form}")
+        needs(package, f"--format = {form}", install=packages)
     target = import_module(full_name(f"commands.exporting.{name}"))
     quantize = config.export.quantize
     if quantize != "none" and config.is_on_command_line("dtype") and config.convert.dtype not in ("keep", quantize):
@@ -84,6 +87,9 @@ def export(config: Config) -> float | None:
     refuse_other_head(folders, "export")
     prompts = folders.settings_of("query_prompt", "document_prompt") if folders.shape.gives_vectors else {}
     beside = target.bytes_beside(folders.shape, config.export.quantize)
+    rows = _rows_to_answer(config, folders)
+    if rows is not None:
+        beside += rows.bytes_beside(folders.shape)
     native = hf_format.stored_dtype(folders.base)
     widest = max(native, DTYPES.get(config.convert.dtype, native), key=lambda dtype: dtype.itemsize)
     is_mapped = config.convert.dtype == "keep" and stays_in_file(folders)
@@ -101,6 +107,7 @@ def export(config: Config) -> float | None:
                 folders.top.name,
                 quantize,
                 config.export.js,
+                held_out=rows,
                 **folders.settings_of("prepare_text"),
                 **prompts,
             )
@@ -111,15 +118,17 @@ def export(config: Config) -> float | None:
             keep_answer_list(folder, folders.top, folders.base)
             comparisons = target.check(exported, folder)
             _refuse_different(comparisons, form, TOLERANCES[model.embedding.dtype] + SLACK)
-            write_card(folders.top, folder, form, [_described(comparison) for comparison in comparisons], ids)
+            answered = 0 if rows is None else rows.rows
+            write_card(folders.top, folder, form, [_described(each) for each in comparisons], ids, answered)
     output = Path(str(config.answer.output))
-    rows = [(say("folder"), f"{output}, {format_size(folder_bytes(output))}")]
-    rows += [(say("checked, {precision}", precision=each.precision), _result(each)) for each in comparisons]
+    table: list[tuple[str, str]] = [(say("folder"), f"{output}, {format_size(folder_bytes(output))}")]
+    table += [(say("checked, {precision}", precision=each.precision), _result(each)) for each in comparisons]
     if not comparisons:
-        rows.append((say("checked"), say("read back and compared, tensor by tensor")))
+        table.append((say("checked"), say("read back and compared, tensor by tensor")))
+    table += _beside_each_other(comparisons, answered)
     progress = Progress(1)
-    rows.append((say("tokenizer"), ids))
-    progress.table(say("exported"), rows)
+    table.append((say("tokenizer"), ids))
+    progress.table(say("exported"), table)
     settings: dict[str, Any] = {}
     for layer in folders.layers:
         settings |= read_answer_settings(layer)[0]
@@ -137,6 +146,41 @@ def export(config: Config) -> float | None:
     use = getattr(target, "ENCODER_USE", target.USE) if is_encoder else target.USE
     progress.lines(say("next"), [use.format(**typed), push_command(output)])
     return comparisons[0].difference if comparisons else None
+
+
+def _rows_to_answer(config: Config, folders: SavedModel) -> HeldOut | None:
+    """Rows whose answers are compared in each precision: those that are named, or for a copy of less precision those of
+    the model's run.
+
+    Raises:
+        UserError: they are named where they are not read, or not usable. DoesNotFit: as `held_out`.
+    """
+    named = [name for name in ("validation_file", "eval_generate_rows") if config.is_set(name)]
+    if config.export.format not in ("onnx", "web"):
+        if named:
+            raise UserError(
+                "--{name}, has no effect with --format={form}; omit it", name=named[0], form=config.export.format
+            )
+        return None
+    if config.export.quantize == "none" and not named:
+        return None
+    from commands.exporting.held_out import held_out  # It needs onnxruntime.
+
+    return held_out(config, folders)
+
+
+def _beside_each_other(comparisons: Sequence[Comparison], answered: int) -> Iterator[tuple[str, str]]:
+    """What copies of less precision save and cost: bytes of the graphs, and right answers to held-out rows."""
+    if len(comparisons) > 1 and comparisons[0].graph_bytes:
+        whole, *copies = comparisons
+        sizes = [f"{whole.precision} {format_size(whole.graph_bytes)}"]
+        for copy in copies:
+            share = copy.graph_bytes / whole.graph_bytes
+            sizes.append(f"{copy.precision} {format_size(copy.graph_bytes)} ({share:.0%})")
+        yield say("graphs"), ", ".join(sizes)
+    if answered:
+        scores = ", ".join(f"{each.precision} {each.identical:.2f}%" for each in comparisons)
+        yield say("answered right"), say("{scores} of {count} held-out rows", scores=scores, count=f"{answered:,}")
 
 
 def _refuse_different(comparisons: Sequence[Comparison], form: str, allowed: float) -> None:
@@ -168,10 +212,12 @@ def _result(comparison: Comparison) -> str:
     )
 
 
-def _described(comparison: Comparison) -> tuple[str, str, str]:
-    """A comparison as cells of the card: precision, difference, equal answers."""
+def _described(comparison: Comparison) -> tuple[str, str, str, str, str]:
+    """A comparison as cells of the card: precision, size, difference, equal answers, right answers."""
+    size = format_size(comparison.graph_bytes) if comparison.graph_bytes else ""
     equal = "" if comparison.equal_answers is None else f"{comparison.equal_answers} of {comparison.answers}"
-    return comparison.precision, f"{comparison.difference:.1e}", equal
+    right = "" if comparison.identical is None else f"{comparison.identical:.2f}%"
+    return comparison.precision, size, f"{comparison.difference:.1e}", equal, right
 
 
 def _cast(model: T5, dtype: str) -> None:

@@ -862,7 +862,7 @@ class MetricsConfig(Noting):
     )
     eval_generate_rows: int | Auto = setting(
         AUTO,
-        "rows to answer and score per evaluation; auto: none in training, the first 256 pairs in evaluate",
+        "rows to answer and score per evaluation; auto: none in training, the first 256 pairs in evaluate and export",
         unit="rows",
         low=0,
         needs="head=text",
@@ -1085,7 +1085,9 @@ COMMANDS = {
     "merge": "checkpoint output overwrite memory_budget folders",
     "check": "checkpoint folders",
     "convert": "checkpoint.model head convert output overwrite folders",
-    "export": "export checkpoint dtype output overwrite memory_budget folders",
+    "export": (
+        "export checkpoint dtype output overwrite validation_file eval_generate_rows cache_dir memory_budget folders"
+    ),
     "quantize": (
         "checkpoint output rows eval_rows eval_batch_size_per_gpu ultra_low_mem overwrite memory_budget "
         "num_threads seed folders"

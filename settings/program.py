@@ -112,11 +112,12 @@ def missing(error: ModuleNotFoundError, arguments: Sequence[str]) -> str:
     return say(text, **facts)
 
 
-def needs(package: str, setting: str, *, module: str = "") -> ModuleType:
+def needs(package: str, setting: str, *, module: str = "", install: Sequence[str] = ()) -> ModuleType:
     """Import an optional package.
 
     Args:
         package: its name for pip. setting: what asked for it, such as `--format = gguf`. module: its name in Python.
+        install: all packages that the setting needs, so that one command installs them; none: this one alone.
     Raises:
         UserError: it is not installed, or does not load.
     """
@@ -131,5 +132,5 @@ def needs(package: str, setting: str, *, module: str = "") -> ModuleType:
             setting=setting,
             package=package,
             reason=" ".join(str(error).split())[:200],
-            install=f"{python()} -m pip install {package}",
+            install=f"{python()} -m pip install {' '.join(install or [package])}",
         ) from None

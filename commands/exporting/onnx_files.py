@@ -35,6 +35,7 @@ from support.units import MIB
 
 USE = "{python} -c 'import onnxruntime, sys; onnxruntime.InferenceSession(sys.argv[1])' {file}"
 SUBFOLDER = "onnx"
+COPIES = ("fp16", "int8", "q4")  # Precisions of copies, which are suffixes of their names.
 ENCODER_STEM = "encoder_model"
 DECODER_STEM = "decoder_model_merged"
 WHOLE_STEM = "model"
@@ -155,8 +156,31 @@ def check(exported: Exported, folder: Path) -> list[Comparison]:
         outputs, answers_there = _run(model.config, folder, suffix)
         difference = float(np.abs(outputs - expected).max() / np.abs(expected).max())
         equal = sum(map(list.__eq__, answers_there, answers)) if answers else None
-        comparisons.append(Comparison(precision, difference, precision != "fp32", equal, len(answers)))
+        identical = None
+        if exported.held_out is not None:
+            encoder, decoder = (folder / SUBFOLDER / f"{stem}{suffix}.onnx" for stem in (ENCODER_STEM, DECODER_STEM))
+            identical = exported.held_out.identical(encoder, decoder, model.config)
+        comparisons.append(
+            Comparison(
+                precision,
+                difference,
+                precision != "fp32",
+                equal,
+                len(answers),
+                sum(path.stat().st_size for path in graph_files(folder, precision)),
+                identical,
+            )
+        )
     return comparisons
+
+
+def graph_files(folder: Path, precision: str) -> Iterator[Path]:
+    """The files of a model's graphs in a precision, weights that lie beside a graph with it."""
+    for path in (folder / SUBFOLDER).iterdir():
+        stem = path.name.partition(".")[0]  # `model.onnx` may have its weights in `model.onnx_data`.
+        copied = next((word for word in COPIES if stem.endswith(f"_{word}")), "fp32")
+        if copied == precision:
+            yield path
 
 
 def _run(config: T5ModelConfig, folder: Path, suffix: str) -> tuple[Array, list[list[int]]]:

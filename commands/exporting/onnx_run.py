@@ -62,9 +62,11 @@ class CachedDecoder:
     def answers(self, config: T5ModelConfig, new_tokens: int) -> list[list[int]]:
         """Greedy answers, without start and end token."""
         tokens = np.full((len(self._facts["encoder_hidden_states"]), 1), config.start_token_id)
+        have_ended = np.zeros(tokens.shape, bool)
         columns: list[Array] = []
-        for _ in range(new_tokens):
+        while len(columns) < new_tokens and not have_ended.all():
             tokens = self.step(tokens)[:, -1].argmax(-1)[:, None]
+            have_ended |= tokens == config.eos_token_id
             columns.append(tokens)
         rows = np.concatenate(columns, axis=1).tolist()
         return [row[: row.index(config.eos_token_id)] if config.eos_token_id in row else row for row in rows]

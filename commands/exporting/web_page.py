@@ -113,14 +113,10 @@ def write(exported: Exported, folder: Path) -> Path:
 
 def _downloaded(quantize: str, folder: Path) -> Iterator[Path]:
     """The files of the model that the page downloads."""
-    suffix = "" if quantize == "none" else f"_{quantize}"
     for name in READ_FILES:
         if (folder / name).is_file():
             yield folder / name
-    for path in (folder / onnx_files.SUBFOLDER).iterdir():
-        stem = path.name.partition(".")[0]  # `model.onnx` may have its weights in `model.onnx_data`.
-        if stem.endswith(suffix):
-            yield path
+    yield from onnx_files.graph_files(folder, "fp32" if quantize == "none" else quantize)
 
 
 def _copied(source: Path, target: Path) -> dict[str, RuntimeFile]:

@@ -66,6 +66,30 @@ class LlamaModel:
         self._library.llama_free(context)
         return np.array(rows, np.float32)
 
+    def answers(self, sources: list[list[int]], start: int, end: int, new_tokens: int) -> list[list[int]]:
+        """Greedy answers to sources, without start and end token."""
+        context = self._context()
+        memory = self._library.llama_get_memory(context)
+        answers: list[list[int]] = []
+        for ids in sources:
+            self._library.llama_memory_clear(memory, True)
+            self._run(self._library.llama_encode, context, ids)
+            answer = [start]
+            while len(answer) <= new_tokens:
+                self._run(self._library.llama_decode, context, answer[-1:])
+                row = self._library.llama_get_logits_ith(context, -1)
+                token = int(np.ctypeslib.as_array(row, (self._size,)).argmax())
+                if token == end:
+                    break
+                answer.append(token)
+            answers.append(answer[1:])
+        self._library.llama_free(context)
+        return answers
+
+    def close(self) -> None:
+        """Free the weights."""
+        self._library.llama_model_free(self._model)
+
     def _context(self) -> Any:
         context = self._library.llama_init_from_model(self._model, self._library.llama_context_default_params())
         self._library.llama_set_n_threads(context, 1, 1)
@@ -97,7 +121,10 @@ def _library(path: str) -> Any:
         ("llama_decode", c_int32, [c_void_p, Opaque]),
         ("llama_get_embeddings_seq", POINTER(c_float), [c_void_p, c_int32]),
         ("llama_get_logits_ith", POINTER(c_float), [c_void_p, c_int32]),
+        ("llama_get_memory", c_void_p, [c_void_p]),
+        ("llama_memory_clear", None, [c_void_p, c_bool]),
         ("llama_free", None, [c_void_p]),
+        ("llama_model_free", None, [c_void_p]),
     ):
         function = getattr(library, name)
         function.restype = result

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,13 @@ from commands.export import export
 from commands.exporting.limits import runtime_notes
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
+from model import hf_format
 from model.decoding.generation import generate
 from model.reference import T5Reference
 from serving.model import Model
-from settings.errors import DoesNotFit
+from settings.errors import DoesNotFit, UserError
+from settings.program import start_command
+from tests.commands.small import write_rows
 from tests.commands.small_exports import SHAPES, TEXTS, saved, settings
 
 onnx = pytest.importorskip("onnx")
@@ -122,6 +127,52 @@ def test_a_smaller_copy_stands_beside_the_files_and_is_compared(
     assert f"| {precision} |" in (tmp_path / "out" / "README.md").read_text()
 
 
+def that_knows(answers: dict[str, str], folder: Path, tokenizer: Tokenizer) -> Path:
+    """A small model that has learnt what to answer to some texts."""
+    from commands.exporting.onnx_run import padded
+
+    source, model = saved(folder, tokenizer)
+    inputs = padded([[*ids.tolist(), tokenizer.eos_id] for ids in tokenizer.encode_prompts(list(answers))])
+    targets = padded([[*ids.tolist(), tokenizer.eos_id] for ids in tokenizer.encode_batch(list(answers.values()))])
+    sources, mask, labels = map(torch.from_numpy, (*inputs.values(), targets["input_ids"]))
+    starts = torch.full((len(answers), 1), model.config.start_token_id)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        logits = model.logits(sources, torch.cat([starts, labels[:, :-1]], dim=1), mask)
+        loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    hf_format.save(model, source)
+    return source
+
+
+def test_right_answers_to_held_out_rows_are_counted_in_each_precision(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = that_knows({"a river": "bridge 3", "it's 3": "runs", "中文": "under a"}, tmp_path / "model", tokenizer)
+    of_run = {"a river": "bridge 3", "it's 3": "o'clock", "中文": "under a"}
+    files = {
+        name: write_rows(tmp_path / f"{name}.jsonl", ({"prompt": text, "response": of_run[text]} for text in texts))
+        for name, texts in {"run": list(of_run), "named": ["a river", "it's 3"]}.items()
+    }
+    facts = {"objective": "pairs", "is_finetune": True, "validation_file": str(files["run"])}
+    (source / "settings.json").write_text(json.dumps(facts))
+    flags = {"cache_dir": str(tmp_path / "cache"), "quantize": "fp16"}
+    export(settings(source, tmp_path / "out", "onnx", **flags))
+    assert "fp32 66.67%, fp16 66.67%" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "out" / "README.md").read_text().count("| 66.67% |") == 2
+    export(settings(source, tmp_path / "again", "onnx", validation_file=str(files["named"]), **flags))
+    assert "fp32 50.00%, fp16 50.00%" in " ".join(capsys.readouterr().out.split())
+
+
+def test_rows_are_refused_where_no_answers_are_compared(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    source, _ = saved(tmp_path / "model", tokenizer)
+    with pytest.raises(UserError, match=r"--eval_generate_rows.*--format=gguf"):
+        export(settings(source, tmp_path / "out", "gguf", eval_generate_rows="8"))
+
+
 def test_large_weights_lie_beside_their_graph(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +192,15 @@ def test_a_copy_that_takes_more_than_the_budget_is_refused_before_work(tokenizer
     with pytest.raises(DoesNotFit, match="quantize=none"):
         export(settings(source, tmp_path / "out", "onnx", quantize="int8", memory_budget="600M"))
     assert not (tmp_path / "out").exists()
+
+
+def test_onnxruntime_notes_no_events_for_its_makers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source, _ = saved(tmp_path / "model", tokenizer)
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    words = [*start_command(), "export", f"--model={source}", "--format=onnx", f"--output={tmp_path / 'out'}"]
+    subprocess.run(words, env=environment, check=True, capture_output=True, timeout=300)
+    assert not list((tmp_path / "home").rglob("*onnxruntime*"))
 
 
 def test_the_code_of_a_card_runs_as_it_is(

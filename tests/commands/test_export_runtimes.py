@@ -1,7 +1,8 @@
-"""Exports at published widths, run where people run them: onnxruntime, Optimum, transformers.js in Node and in Chromium.
+"""Exports at published widths, run where people run them: onnxruntime, Optimum, transformers.js in Node and in Chromium,
+CTranslate2, llama.cpp.
 
-Optimum wants a transformers of its own, and transformers.js Node or a browser: environment variables say where both are (see
-CONTRIBUTING.md), and what is not there is skipped.
+Optimum wants a transformers of its own, transformers.js Node or a browser, llama.cpp a library: environment variables say
+where they are (see CONTRIBUTING.md), and what is not there is skipped.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ import pytest
 import torch
 
 from benchmarks.parts.random_models import write_random_model
-from commands.convert import probe_logits
+from commands.convert import fixed_ids, probe_logits
 from commands.export import export
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from model import hf_format
 from model.decoding.generation import generate
+from model.rows import Rows
+from model.t5 import T5
 from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
 from tests.commands.in_chromium import answers_in_chromium
+from tests.commands.llama_library import LlamaModel
 from tests.commands.small_exports import TEXTS, saved, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore")]
@@ -36,6 +40,7 @@ HERE = Path(__file__).parent
 OPTIMUM = os.environ.get("FRUGALT5_OPTIMUM_PYTHON", "")
 MODULES = os.environ.get("FRUGALT5_TRANSFORMERS_JS", "")
 PROMPTS, SEARCHED, NEW_TOKENS, BEAMS, TOGETHER = 200, 20, 8, 4, 50
+OF_ROUNDED = 190  # llama.cpp rounds keys, values and GELU to fp16, and two tokens may be as likely but for that.
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5-small": ("t5-small", {}),
     "t5-v1.1-small": ("t5-v1.1-small", {}),
@@ -97,7 +102,9 @@ def answer(ids: list[int], shape: T5ModelConfig) -> list[int]:
     return tokens[: tokens.index(shape.eos_token_id)] if shape.eos_token_id in tokens else tokens
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "optimum", "transformers.js", "chromium"])
+@pytest.mark.parametrize(
+    "runtime", ["onnxruntime", "optimum", "transformers.js", "chromium", "ctranslate2", "llama.cpp"]
+)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_published_width_answers_everywhere_as_here(
     name: str, runtime: str, exported: dict[str, Any], tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
@@ -119,10 +126,16 @@ def test_a_published_width_answers_everywhere_as_here(
             pytest.skip("FRUGALT5_TRANSFORMERS_JS names no node_modules with @huggingface/transformers, or no chromium")
         room = tmp_path_factory.mktemp("room")
         found = [answer(ids, shape) for ids in answers_in_chromium(folder, Path(MODULES), room, rows, NEW_TOKENS)]
+    elif runtime == "ctranslate2":
+        found = in_ctranslate2(folder.parent / "model", shape, rows)
+    elif runtime == "llama.cpp":
+        found = in_llama_cpp(folder.parent / "model", shape, rows)
     else:
         there = in_transformers_js(folder, sources=rows, new_tokens=NEW_TOKENS)
         found = [answer(ids, shape) for ids in there["answers"]]
-    assert sum(map(list.__eq__, found, expected)) == PROMPTS
+    equal = sum(map(list.__eq__, found, expected))
+    print(f"{name} in {runtime}: {equal} of {PROMPTS} answers are equal")
+    assert equal >= (OF_ROUNDED if runtime == "llama.cpp" else PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +178,38 @@ def in_onnxruntime(folder: Path, shape: T5ModelConfig, rows: list[list[int]]) ->
     return answers
 
 
+def in_ctranslate2(source: Path, shape: T5ModelConfig, rows: list[list[int]]) -> list[list[int]]:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    folder = source.parent / "ctranslate2"
+    difference = export(settings(source, folder, "ctranslate2"))
+    assert difference is not None and difference < 1e-5
+    names = json.loads((folder / "shared_vocabulary.json").read_text())
+    translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1, compute_type="float32")
+    results = translator.translate_batch(
+        [[names[number] for number in ids] for ids in rows],
+        max_batch_size=TOGETHER,
+        beam_size=1,
+        min_decoding_length=0,
+        max_decoding_length=NEW_TOKENS,
+        end_token=names[shape.eos_token_id],
+    )
+    del translator
+    shutil.rmtree(folder)
+    numbers = {name: number for number, name in enumerate(names)}
+    return [[numbers[name] for name in result.hypotheses[0]] for result in results]
+
+
+def in_llama_cpp(source: Path, shape: T5ModelConfig, rows: list[list[int]]) -> list[list[int]]:
+    pytest.importorskip("gguf")
+    folder = source.parent / "gguf"
+    export(settings(source, folder, "gguf"))
+    model = LlamaModel(folder / "model-f32.gguf")
+    answers = model.answers(rows, shape.start_token_id, shape.eos_token_id, NEW_TOKENS)
+    model.close()
+    shutil.rmtree(folder)
+    return answers
+
+
 HEADS = {
     "sequence": ({"head": "sequence", "labels": "yes,no"}, "ORTModelForSequenceClassification"),
     "regression": ({"head": "sequence", "labels": "regression"}, "ORTModelForSequenceClassification"),
@@ -177,11 +222,9 @@ HEADS = {
 @pytest.mark.parametrize("runtime", ["optimum", "transformers.js"])
 @pytest.mark.parametrize("kind", HEADS)
 def test_heads_give_the_same_numbers_everywhere(kind: str, runtime: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    from commands.convert import fixed_ids
-
     fields, name = HEADS[kind]
-    source, model = saved(tmp_path / "model", tokenizer, **{"num_decoder_layers": 0, **fields})
-    export(settings(source, tmp_path / "out", "onnx"))
+    model = small_encoder(tmp_path / "model", tokenizer, **fields)
+    export(settings(tmp_path / "model", tmp_path / "out", "onnx"))
     sources, _ = fixed_ids(model.config)
     if runtime == "optimum":
         outputs = in_optimum(tmp_path / "out", sources=sources, **{"class": name})["outputs"]
@@ -192,6 +235,31 @@ def test_heads_give_the_same_numbers_everywhere(kind: str, runtime: str, tokeniz
         outputs = [row for rows, ids in zip(outputs, sources, strict=True) for row in rows[: len(ids)]]
     expected = probe_logits(model).numpy()
     assert np.abs(np.array(outputs) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_llama_cpp_gives_an_encoder_of_published_width_its_vector(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    model = small_encoder(tmp_path / "model", tokenizer, head="none")
+    export(settings(tmp_path / "model", tmp_path / "out", "gguf"))
+    (ids, _), _ = fixed_ids(model.config)
+    expected = model.encode(torch.tensor(ids), Rows((len(ids),))).detach().mean(0)
+    vector = torch.tensor(LlamaModel(tmp_path / "out" / "model-f32.gguf").pooled(ids))
+    assert torch.allclose(vector, expected, atol=2e-3 * float(expected.abs().max()))
+
+
+def test_ctranslate2_gives_an_encoder_of_published_width_its_states(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    small_encoder(tmp_path / "model", tokenizer, head="none")
+    difference = export(settings(tmp_path / "model", tmp_path / "out", "ctranslate2"))
+    assert difference is not None and difference < 1e-5
+
+
+def small_encoder(folder: Path, tokenizer: Tokenizer, **fields: str) -> T5:
+    """The encoder of t5-small's width, with a head or without."""
+    shape = dataclasses.replace(T5ModelConfig(**model_presets()["t5-small"]), num_decoder_layers=0, **fields)
+    write_random_model(folder, shape)
+    tokenizer.save(folder)
+    return hf_format.load(folder)
 
 
 @pytest.mark.parametrize("head", ["text", "sequence", "embedding"])

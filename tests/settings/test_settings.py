@@ -59,3 +59,5 @@ def test_names_of_runs() -> None:
 def test_a_package_that_is_not_there_is_named_with_what_installs_it() -> None:
     with pytest.raises(UserError, match=r"--format = gguf.* -m pip install no-such-package"):
         needs("no-such-package", "--format = gguf", module="no_such_package")
+    with pytest.raises(UserError, match=r"-m pip install no-such-package gguf"):
+        needs("no-such-package", "--format", module="no_such_package", install=("no-such-package", "gguf"))

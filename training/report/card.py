@@ -121,12 +121,13 @@ In this folder:
 
 ## Compared with the model
 
-On fixed ids, when it was exported:
+On fixed ids, when it was exported\
+{% if answered_rows %}; answered right: greedily, of {{ "{:,}".format(answered_rows) }} held-out rows, letter by letter{% endif %}:
 
-| precision | largest difference of an output, as a share of the largest | equal greedy answers |
-|---|---|---|
-{% for precision, difference, equal in comparisons %}
-| {{ precision }} | {{ difference }} | {{ equal or "-" }} |
+| precision | graphs | largest difference of an output, as a share of the largest | equal greedy answers | answered right |
+|---|---|---|---|---|
+{% for precision, size, difference, equal, right in comparisons %}
+| {{ precision }} | {{ size or "-" }} | {{ difference }} | {{ equal or "-" }} | {{ right or "-" }} |
 {% endfor %}
 {% endif %}
 {% if ids %}
@@ -140,15 +141,17 @@ def write_card(
     model: Path,
     folder: Path,
     form: str = "transformers",
-    comparisons: Sequence[tuple[str, str, str]] = (),
+    comparisons: Sequence[tuple[str, str, str, str, str]] = (),
     ids: str = "",
+    answered_rows: int = 0,
 ) -> bool:
     """Write the card of a model into a folder, unless its owner has written one.
 
     Args:
         model: the run, or another folder with a model. folder: gets the card; may be the same. form: what is in it.
-        comparisons: of an export with the model: precision, difference and equal answers, in words.
-        ids: what its tokenizer gives in other programs.
+        comparisons: of an export with the model: precision, size of the graphs, difference, equal answers and right
+            ones, in words.
+        ids: what its tokenizer gives in other programs. answered_rows: held-out rows that were answered.
     Returns:
         whether it was written.
     Raises:
@@ -164,7 +167,7 @@ def write_card(
             return False
     has_spiece = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
     file = next((path.name for path in folder.glob("*.gguf")), "")
-    write_text(path, card(model, form, has_spiece, file, comparisons, english(ids)))
+    write_text(path, card(model, form, has_spiece, file, comparisons, english(ids), answered_rows))
     return True
 
 
@@ -181,15 +184,16 @@ def card(
     form: str = "transformers",
     has_spiece: bool = False,
     file: str = "",
-    comparisons: Sequence[tuple[str, str, str]] = (),
+    comparisons: Sequence[tuple[str, str, str, str, str]] = (),
     ids: str = "",
+    answered_rows: int = 0,
 ) -> str:
     """The text of a model's card.
 
     Args:
         form, comparisons: as of `write_card`.
         has_spiece: whether the tokenizer beside it is `spiece.model` alone. file: with the model, where its format has
-            one file. ids: what its tokenizer gives in other programs.
+            one file. ids, answered_rows: as of `write_card`.
         model: a run's folder, whose log folder its settings name; of any other folder little is known.
     Memory: one event at a time.
     """
@@ -226,6 +230,7 @@ def card(
         vectors=vectors,
         comparisons=comparisons,
         ids=ids,
+        answered_rows=answered_rows,
         mark=MARK,
         name=model.name,
         size="" if shape is None else f" of {weight_counts(shape)['total']:,} weights",
