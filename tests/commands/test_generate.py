@@ -309,10 +309,10 @@ def test_the_budget_counts_the_tree(folder: Path) -> None:
     """What it holds itself, and what a step makes of the tokens that it allows."""
     config = settings(folder, input="x", max_seq_len=64)
     without = load_model(config, find_model(config))
-    count = 2**23
+    count = 2**25
     starts = np.full(count + 1, count, np.int32)
     starts[0] = 1
-    tree = AnswerTree(np.ones(count, np.int32), starts, 2)  # 64 MiB: as many answers of one token
+    tree = AnswerTree(np.ones(count, np.int32), starts, 2)  # 256 MiB: as many answers of one token
     trained = load_model(config, find_model(config), tree=tree)
     tree_bytes = trained.held_model.base_bytes - without.held_model.base_bytes
     batch = AnswerBatch.by(config.generate, 1, config.data.max_seq_len)

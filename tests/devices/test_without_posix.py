@@ -19,10 +19,10 @@ sys.path.insert(0, {str(ROOT)!r})
 from tests.devices.like_windows import become_windows
 become_windows()
 """
-# The onnxruntime of this system does not load there.
+# These load onnxruntime, and that of this system does not load there.
 IMPORT_ALL = """
 import importlib, pkgutil
-elsewhere = ("data.cache.", "commands.exporting.onnx_", "commands.exporting.web_page")
+elsewhere = ("data.cache.", "commands.exporting.onnx_", "commands.exporting.held_out", "commands.exporting.web_page")
 for tree in ("settings", "devices", "memory", "data", "model", "engine", "training", "commands"):
     for module in pkgutil.walk_packages(importlib.import_module(tree).__path__, tree + "."):
         if not module.name.startswith(elsewhere):
