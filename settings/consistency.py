@@ -190,6 +190,11 @@ RULES = (
         "--embedding_loss = {embedding_loss}, does not use teacher_vectors; omit one of the two",
     ),
     Rule(
+        lambda s: s.teacher_vectors is not None and s.skip_bad_rows,
+        "--skip_bad_rows = true, would give the rows after a skipped one the embeddings of others (teacher_vectors); "
+        "omit one of the two",
+    ),
+    Rule(
         lambda s: s.average_checkpoints == 1,
         "--average_checkpoints = 1, averages nothing; use 2 or more, or 0",
     ),

@@ -11,7 +11,8 @@ Two dictionaries are downloaded too, 10 MB, unless --dictionaries=False: WordNet
 Words are texts too: those that are one token of the teacher's and those that are frequent in the texts. --bags: so
 many rows are two to eight of these words drawn at random, which show how the teacher weighs them.
 --sts: stsb-XX-train.csv and stsb-XX-dev.csv of the repository PhilipMay/stsb-multi-mt; they are written to FOLDER with
-a head line and scores from 0 to 1, as search_sts_XX_train.csv and search_sts_XX_valid.csv.
+a head line and scores from 0 to 1, as search_sts_XX_train.csv and search_sts_XX_valid.csv. The sentences of the first
+are texts too, without their scores.
 
 Writes to FOLDER:
 
@@ -581,12 +582,17 @@ def bags(entries: Sequence[tuple[str, str]], count: int, joint: str) -> Iterator
 
 
 def write(
-    folder: Path, named_sources: Iterable[tuple[str, Iterable[Pair]]], teacher: Teacher, num_bags: int
+    folder: Path,
+    named_sources: Iterable[tuple[str, Iterable[Pair]]],
+    teacher: Teacher,
+    num_bags: int,
+    graded: Iterable[tuple[str, str]] = (),
 ) -> dict[str, int]:
     """Write pairs and texts.
 
     Args:
         named_sources: the pairs of each source, by its name.
+        graded: sentences with their English originals, texts that are no pairs.
         num_bags: rows of random words, in each language of which there are words.
     Returns:
         the number of pairs of each source, and of the rows of each part.
@@ -610,6 +616,8 @@ def write(
                 texts.add(pair.positive, original=pair.anchor if pair.is_translation else None)
                 if pair.is_translation and CHINESE.match(pair.positive) and len(pair.positive) <= LONGEST_CHINESE_WORD:
                     chinese_words.append((pair.positive, pair.anchor))
+        for text, original in graded:
+            texts.add(text, None if text == original else original)
         frequent = [word for word, count in texts.words.items() if count >= FEWEST_TIMES]
         words = sorted({*teacher.words(), *frequent})
         for word in words:
@@ -629,6 +637,22 @@ def has_text(*texts: str) -> bool:
     return all(len(text.split()) <= MOST_WORDS and any(map(str.isalpha, text)) for text in texts)
 
 
+def graded_rows(path: Path) -> list[tuple[str, str, float]]:
+    """Two sentences and their score from 0 to 5 in each row of a file of the STS benchmark."""
+    with path.open(encoding="utf8", newline="") as file:
+        return [(first, second, float(score)) for first, second, score in csv.reader(file)]
+
+
+def graded_sentences(download: Path, languages: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The sentences of the benchmark's training parts with their English originals, which stand in the same rows."""
+    english = graded_rows(download / "stsb-en-train.csv")
+    for language in ("en", *languages):
+        translated = graded_rows(download / f"stsb-{language}-train.csv")
+        for (first, second, _), (first_original, second_original, _) in zip(translated, english, strict=True):
+            yield first, first_original
+            yield second, second_original
+
+
 def write_graded(folder: Path, download: Path) -> list[str]:
     """Write the files of the STS benchmark with a head line and scores from 0 to 1; the names of those that there
     are.
@@ -639,8 +663,7 @@ def write_graded(folder: Path, download: Path) -> list[str]:
             source = download / f"stsb-{language}-{of_download}.csv"
             if source.exists():
                 name = f"search_sts_{language}_{part}.csv"
-                with source.open(encoding="utf8", newline="") as file:
-                    rows = [(first, second, float(score) / MOST_SIMILAR) for first, second, score in csv.reader(file)]
+                rows = [(first, second, score / MOST_SIMILAR) for first, second, score in graded_rows(source)]
                 with atomic_file(folder / name) as temporary, temporary.open("w", encoding="utf8", newline="") as file:
                     csv.writer(file).writerows([("sentence1", "sentence2", "score"), *rows])
                 names.append(name)
@@ -657,9 +680,12 @@ def main(arguments: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cache = (folder / "cache").absolute()
     teacher = Teacher(cache)
-    print(write(folder, sources(cache, languages, options["dictionaries"] == "True"), teacher, int(options["bags"])))
+    named_sources = sources(cache, languages, options["dictionaries"] == "True")
+    graded: Iterable[tuple[str, str]] = ()
     if options["sts"]:
+        graded = graded_sentences(Path(options["sts"]), languages)
         print(write_graded(folder, Path(options["sts"])))
+    print(write(folder, named_sources, teacher, int(options["bags"]), graded))
 
 
 if __name__ == "__main__":

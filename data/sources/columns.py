@@ -134,6 +134,13 @@ class Columns:
         makers = {PLAIN: self._plain, ANSWERS: self._answers, MESSAGES: self._messages, HISTORY: self._history}
         return partial(makers[self.form], self._expressions(names))
 
+    def check_end(self, row_of: RowOf) -> None:
+        """A file has been read to its end by `row_of`: whether what stands beside its rows has ended too.
+
+        Raises:
+            UserError: it has not.
+        """
+
     def question_of(self, names: Sequence[str]) -> Callable[[Record], list[Turn]]:
         """What gives the turns of a record up to its last question, to be answered.
 

@@ -121,8 +121,11 @@ class EmbeddingColumns(Columns):
         columns = self.of_file(names)
         if len(columns.texts) > 1 or not self.vectors:
             return partial(self._row, columns)
-        vectors = vectors_in(self.vectors)
-        return lambda record: (_text(columns.texts[0], record), packed(self._next(vectors)))
+        return RowWithVector(columns.texts[0], self.vectors, vectors_in(self.vectors))
+
+    def check_end(self, row_of: RowOf) -> None:
+        if isinstance(row_of, RowWithVector):
+            row_of.check_end()
 
     def _row(self, columns: FileColumns, record: Record) -> TextRow:
         """The first text of a record, those that belong to it as JSON, its negatives, and its number."""
@@ -140,11 +143,33 @@ class EmbeddingColumns(Columns):
         negatives = texts[1 + len(lists[0]) :]
         return (query, positives, *negatives, packed(_number(columns.score, record) if columns.score else NO_NUMBER))
 
-    def _next(self, vectors: Iterator[NDArray[np.float32]]) -> NDArray[np.float32]:
-        vector = next(vectors, None)
+
+@dataclass(frozen=True)
+class RowWithVector:
+    """Makes rows of a text and its vector.
+
+    Args:
+        column: of the text. file: of the vectors, for messages. vectors: one for each record, in their order.
+    """
+
+    column: str
+    file: str
+    vectors: Iterator[NDArray[np.float32]]
+
+    def __call__(self, record: Record) -> TextRow:
+        vector = next(self.vectors, None)
         if vector is None:
-            raise ValueError(say("has no embedding in {file}, which has fewer than there are rows", file=self.vectors))
-        return vector
+            raise ValueError(say("has no embedding in {file}, which has fewer than there are rows", file=self.file))
+        return (_text(self.column, record), packed(vector))
+
+    def check_end(self) -> None:
+        """Raises UserError if there are more vectors than records."""
+        if next(self.vectors, None) is not None:
+            raise UserError(
+                "--teacher_vectors = {file}, has more embeddings than there are rows in a file; the embeddings of one "
+                "training file belong to its rows in order, and validation_file may hold graded pairs",
+                file=self.file,
+            )
 
 
 def _text(column: str, record: Record) -> str:

@@ -174,6 +174,7 @@ def read_source(source: Source, columns: Columns | Sequence[str], bad_rows: BadR
                     yield batch
                     batch = []
                     chars = 0
+        row_columns.check_end(row_of)
         if batch:
             yield batch
 

@@ -21,6 +21,7 @@ from benchmarks.parts.search_data import (
     Pair,
     Teacher,
     catalog_pairs,
+    graded_sentences,
     manual_pairs,
     package_pairs,
     python_pairs,
@@ -141,6 +142,17 @@ def test_a_translation_has_the_vector_of_the_original(teacher: Teacher, tmp_path
     assert vectors["图书馆"] == vectors[texts[2]]
     np.testing.assert_allclose(vectors[texts[1]], teacher.vectors([texts[1]])[0], atol=1e-3)
     assert vectors["compiler"], "words are texts as well"
+
+
+def test_sentences_of_the_benchmark_have_the_vectors_of_their_originals(teacher: Teacher, tmp_path: Path) -> None:
+    texts = english_texts()
+    (tmp_path / "stsb-en-train.csv").write_text(f"{texts[0]},{texts[1]},5\n")
+    (tmp_path / "stsb-zh-train.csv").write_text(f"狗,{texts[1]},5\n", encoding="utf8")
+    (tmp_path / "out").mkdir()
+    write(tmp_path / "out", [], teacher, num_bags=0, graded=graded_sentences(tmp_path, ["zh"]))
+    parts = [pq.read_table(tmp_path / f"out/search_texts_{part}.parquet").to_pylist() for part in ("train", "valid")]
+    vectors = {row["text"]: row["vector"] for part in parts for row in part}
+    assert vectors["狗"] == vectors[texts[0]] != vectors[texts[1]]
 
 
 def test_vectors_that_know_which_sentences_are_alike_have_a_correlation_of_100(tmp_path: Path) -> None:

@@ -136,6 +136,10 @@ def test_vectors_stay_with_their_texts(configure: Configure, tmp_path: Path, suf
         prepare(config.with_changes(embedding_size=7))
     with pytest.raises(UserError, match="fewer"):
         prepare(config.with_changes(train_file=str(written(tmp_path / "more.jsonl", [{"text": "x"}] * (ROWS + 1)))))
+    half = [{"text": f"text {number}"} for number in range(ROWS // 2)]
+    halves = [str(written(tmp_path / f"half-{number}.jsonl", half)) for number in range(2)]
+    with pytest.raises(UserError, match="more"):
+        prepare(config.with_changes(train_file=",".join(halves)))
 
 
 def test_rows_that_teach_nothing_are_refused(configure: Configure, tmp_path: Path) -> None:
@@ -155,6 +159,7 @@ def test_rows_that_teach_nothing_are_refused(configure: Configure, tmp_path: Pat
         ({"matryoshka_sizes": "999"}, "matryoshka_sizes"),
         ({"embedding_loss": "distillation"}, "teacher_vectors"),
         ({"teacher_vectors": "v.npy", "embedding_loss": "cosent"}, "embedding_loss"),
+        ({"teacher_vectors": "v.npy", "skip_bad_rows": True}, "skip_bad_rows"),
         ({"objective": "pairs"}, "objective"),
         ({"num_decoder_layers": 2}, "num_decoder_layers"),
         ({"metric_for_best": "accuracy"}, "metric_for_best"),
