@@ -38,6 +38,7 @@ SECOND_TEXTS = ("positive", "pos", "positives", "document", "passage", "answer",
 NEGATIVES = ("negative", "neg", "negatives")  # Numbers may follow: negative_1.
 SCORES = ("score", "similarity_score", "similarity", "label")
 VECTOR = "vector"  # The column of a Parquet file of vectors, as `commands.embed` writes it.
+VECTORS_AT_ONCE = 256  # Are read of a Parquet file.
 MOST_TEXTS = 64  # A row has no more texts,
 USUAL_TEXTS = 3  # and usually these: what is looked for, what is found, and what is not to be found.
 DEFAULTS = DataConfig()
@@ -217,7 +218,7 @@ def vectors_in(file: str) -> Iterator[NDArray[np.float32]]:
                 yield np.array(vector, np.float32)
             return
         with pq.ParquetFile(path) as parquet:
-            for batch in parquet.iter_batches(columns=[VECTOR]):
+            for batch in parquet.iter_batches(VECTORS_AT_ONCE, columns=[VECTOR]):
                 cells = batch.column(0)
                 values = np.asarray(cells.flatten(), np.float32)
                 yield from values.reshape(len(cells), -1)
