@@ -46,6 +46,16 @@ SOURCE_TOKENS = 16
 ANSWER_TOKENS = 8
 
 
+def graph_bytes(shape: T5ModelConfig) -> tuple[int, int]:
+    """Bytes of the weights of the encoder's graph and of the decoder's, in fp32."""
+    counts = weight_counts(shape)
+    tables = counts["embedding"] if shape.tie_word_embeddings else counts["embedding"] + counts["head"]
+    return (
+        4 * (counts["embedding"] + shape.num_layers * counts[ENCODER]),
+        4 * (tables + shape.num_decoder_layers * counts[DECODER]),
+    )
+
+
 def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
     """Bytes that are held beside the model at the highest: a graph in onnxruntime, or in one of its tools.
 
@@ -53,12 +63,7 @@ def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
         UserError: the precision needs a package that is missing.
     """
     need_packages(precision)
-    counts = weight_counts(shape)
-    tables = counts["embedding"] if shape.tie_word_embeddings else counts["embedding"] + counts["head"]
-    graphs = (
-        4 * (counts["embedding"] + shape.num_layers * counts[ENCODER]),
-        4 * (tables + shape.num_decoder_layers * counts[DECODER]),
-    )
+    graphs = graph_bytes(shape)
     largest = max(graphs)
     # onnxruntime copies what lies inside a graph; what lies beside it stays in its file.
     copied = max((size for size in graphs if size <= MOST_INSIDE_BYTES), default=0)

@@ -17,9 +17,10 @@ from pathlib import Path
 from commands.exporting import onnx_files
 from commands.exporting.exported import Exported
 from data.text.templates import Template
-from settings.declared import GenerateConfig
+from settings.declared import GenerateConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.tasks import MODEL_HEADS
+from support.units import format_size
 
 USE = "{python} -m http.server --directory {folder}"
 PAGE = "index.html"
@@ -28,7 +29,8 @@ SUBFOLDER = "js"
 WASM_FOLDER = Path("node_modules/onnxruntime-web/dist")  # npm puts it there, beside transformers.js
 # transformers.js loads these beside the graphs.
 READ_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-bytes_beside = onnx_files.bytes_beside
+MOST_FILE_BYTES = 2**31  # Chromium 156 reads no larger file at once.
+SHARES = {"none": 1.0, "fp16": 0.5, "int8": 0.25, "q4": 0.25}  # Of fp32; tables are int8 in q4.
 check = onnx_files.check  # The page itself runs in browsers alone.
 
 
@@ -65,6 +67,23 @@ PUBLIC = {
         "sha384-LrOPe1yNsLVzhsriuQfxO06RWx/XakR0S8uiOMx7HVJP6N/IEaR1EAgJMFeTanif",
     ),
 }
+
+
+def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
+    """See `onnx_files.bytes_beside`.
+
+    Raises:
+        UserError: a package is missing, or a browser cannot read a file as large as this model's would be.
+    """
+    largest = int(max(onnx_files.graph_bytes(shape)) * SHARES[precision])
+    if largest >= MOST_FILE_BYTES:
+        raise UserError(
+            "--format = web, a file of the page would have {size}, and browsers read at most {most} at once; "
+            "--quantize=int8 makes a quarter of fp32, or use a smaller model",
+            size=format_size(largest),
+            most=format_size(MOST_FILE_BYTES),
+        )
+    return onnx_files.bytes_beside(shape, precision)
 
 
 def write(exported: Exported, folder: Path) -> Path:

@@ -28,7 +28,9 @@ from data.tokenizers.training import train_tokenizer
 from model import hf_format
 from model.decoding.generation import generate
 from serving.model import Model
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
+from settings.precedence import model_presets
 from settings.tasks import MODEL_HEADS
 from tests.commands.small import encoder, flags_of, read_rows, write_rows
 
@@ -50,6 +52,15 @@ FILES = {
 }
 VOID_TAGS = {"meta", "link", "br", "input"}
 PATIENCE = 120
+
+
+def test_files_that_no_browser_reads_are_refused_before_they_are_written() -> None:
+    from commands.exporting.web_page import bytes_beside
+
+    large = T5ModelConfig(**model_presets()["t5-v1.1-3b"])
+    with pytest.raises(UserError, match="int8"):
+        bytes_beside(large, "none")
+    assert bytes_beside(T5ModelConfig(**model_presets()["t5-v1.1-base"]), "none") > 0
 
 
 @pytest.fixture(scope="module")
