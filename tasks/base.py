@@ -224,7 +224,9 @@ class BaseTask:
     def token_lengths(
         self, tokenizer: Tokenizer, examples: Examples, rows: Sequence[TextRow], model: T5ModelConfig
     ) -> list[NDArray[np.int64]]:
-        """Tokens of the encoder, and of each answer of the decoder, before rows are cut: (rows,) each."""
+        """Tokens of the encoder, and of each answer of the decoder, before rows are cut: (rows,) each. Where a row has
+        several texts, those of the encoder are (texts, rows), 0 for what a row does not have.
+        """
         return self.encoder(tokenizer, examples, (None,) * len(self.shards.columns))(rows).uncut
 
     def length_title(self, column: str) -> str | None:

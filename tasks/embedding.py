@@ -212,7 +212,14 @@ class Embedding(BaseTask):
         self, tokenizer: Tokenizer, examples: Examples, rows: Sequence[TextRow], model: T5ModelConfig
     ) -> list[NDArray[np.int64]]:
         encoded = self.encoder(tokenizer, examples, (None, None))(rows)
-        return [encoded.uncut[0], np.zeros_like(encoded.uncut[0])]
+        assert encoded.row_texts is not None
+        ids, _ = encoded.columns[0]
+        ends = np.flatnonzero(ids == tokenizer.eos_id) + 1
+        has_text = np.arange(max(encoded.row_texts, default=0))[:, None] < encoded.row_texts
+        # Texts are end to end, row after row.
+        lengths = np.zeros(has_text.T.shape, np.int64)
+        lengths[has_text.T] = np.diff(ends, prepend=0)
+        return [lengths.T, np.zeros(len(encoded.row_texts), np.int64)]
 
     def length_title(self, column: str) -> str | None:
         return super().length_title(column) if column == "input_ids" else None

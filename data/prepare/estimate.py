@@ -40,8 +40,8 @@ class LengthEstimate:
     """Tokens of the first rows before they are cut.
 
     Args:
-        objective: what the rows teach. sources: (N,) of the encoder. targets: (A, N) of the decoder, of each answer of
-            a row.
+        objective: what the rows teach. sources: (T, N) of the encoder, of each text of a row; 0: it has fewer.
+        targets: (A, N) of the decoder, of each answer of a row.
         is_all: whether there are no other rows, and their tokenizer is known.
         about_rows: about as many rows there are, of conversations with every answer one for each. held_out_rows:
             likewise of files to validate with; 0: rows are held out, or such files are elsewhere.
@@ -59,18 +59,30 @@ class LengthEstimate:
     def cut(self, data: DataConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(N,) tokens of encoder and decoder as the settings cut rows; both answers of a preference count."""
         limits = lengths_of(data, self.objective)
-        return np.minimum(self.sources, limits.input_tokens), np.minimum(self.targets, limits.target_tokens).sum(0)
+        sources = np.minimum(self.sources, limits.raw_tokens).sum(0)
+        return np.minimum(sources, limits.input_tokens), np.minimum(self.targets, limits.target_tokens).sum(0)
 
     def longest(self, data: DataConfig) -> tuple[int, int]:
         """What the longest of all rows is taken to have: more than the sample, as far as the settings allow it."""
         limits = lengths_of(data, self.objective)
         times = 1 if self.is_all else TIMES_LONGER
+        sources = np.minimum(times * self.sources.max(1), limits.raw_tokens)
         targets = np.minimum(times * self.targets.max(1), limits.target_tokens)
-        return min(times * int(self.sources.max()), limits.input_tokens), int(targets.sum())
+        return min(int(sources.sum()), limits.input_tokens), int(targets.sum())
+
+    @property
+    def num_rows(self) -> int:
+        """The rows that were looked at."""
+        return int(self.sources.shape[1])
+
+    @property
+    def texts(self) -> float:
+        """The texts of a row, on average."""
+        return float((self.sources > 0).sum(0).mean())
 
     def describe(self) -> str:
         """Which rows were looked at, for people."""
-        rows = counted(len(self.sources), "row")
+        rows = counted(self.num_rows, "row")
         return say("all {rows}", rows=rows) if self.is_all else say("the first {rows} of the data", rows=rows)
 
 
@@ -114,14 +126,15 @@ def estimate_lengths(
         is_all = False
     examples = task.examples(data, cleaning.clean, training_data.columns, folder)
     sources, *targets = task.token_lengths(encoder, examples, rows, model)
-    if not len(sources):
+    num_rows = sources.shape[-1]
+    if not num_rows:
         return None
     return LengthEstimate(
         training_data.objective,
-        sources,
+        np.atleast_2d(sources),
         np.stack(targets),
         is_all,
-        max(1, first.about_rows() * len(sources) // len(rows)),
+        max(1, first.about_rows() * num_rows // len(rows)),
         about_rows(held_out) if held_out and held_out == held_out_here else 0,
         0 if depends_on_text else encoder.size,
     )

@@ -42,6 +42,7 @@ VECTORS_AT_ONCE = 256  # Are read of a Parquet file.
 MOST_TEXTS = 64  # A row has no more texts,
 USUAL_TEXTS = 3  # and usually these: what is looked for, what is found, and what is not to be found.
 DEFAULTS = DataConfig()
+NOTHING: tuple[object, ...] = (None, "", [])  # Cells of a row without negatives.
 NO_NUMBER = np.full(1, np.nan, np.float32)
 
 
@@ -129,10 +130,11 @@ class EmbeddingColumns(Columns):
             row_of.check_end()
 
     def _row(self, columns: FileColumns, record: Record) -> TextRow:
-        """The first text of a record, those that belong to it as JSON, its negatives, and its number."""
+        """The first text of a record, those that belong to it as JSON, its negatives, if any, and its number."""
         first, *others = columns.texts
         query = _text(first, record)
-        lists = [Cell(name, shapes=TEXT | ANSWERS).texts(record) for name in others]
+        there = [name for name in others if name in others[:1] or record.get(name) not in NOTHING]
+        lists = [Cell(name, shapes=TEXT | ANSWERS).texts(record) for name in there]
         texts = [query, *(text for each in lists for text in each)]
         if not all(map(str.strip, texts)):
             raise ValueError(say("{names} has an empty text", names=listed(columns.texts)))

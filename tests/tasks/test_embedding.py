@@ -56,6 +56,7 @@ def batch_of(config: Config) -> tuple[list[list[str]], EmbeddingBatch]:
         ({"positive": "b", "anchor": "a"}, "a b"),
         ({"anchor": "a", "positive": "b", "negative_1": "c", "negative_2": "d", "label": 7}, "a b c d"),
         ({"query": "a", "pos": "b", "neg": ["c", "d"]}, "a b c d"),
+        ({"query": "a", "pos": ["b"], "neg": []}, "a b"),
         ({"question": "a", "answer": "b"}, "a b"),
     ],
 )

@@ -126,6 +126,7 @@ class RunRows:
             _shapes(steps, data.batch_tokens or None),
             _shapes(evaluation, None),
             sample,
+            sample.texts,
         )
 
     @classmethod

@@ -45,6 +45,17 @@ def test_the_estimate_is_like_all_rows(configure: Configure, file: Path, tmp_pat
     assert targets.mean() == pytest.approx(facts["labels"]["mean"], rel=0.02)
 
 
+def test_each_text_of_a_row_is_cut(configure: Configure, tmp_path: Path) -> None:
+    rows = [{"query": "a" * 40, "pos": ["b" * (number % 9 + 1)], "neg": []} for number in range(90)]
+    file = write_rows(tmp_path / "pairs.jsonl", [*rows, {"query": "a", "pos": ["b"], "neg": ["c"]}])
+    config = configure(train_file=file, head="embedding", tokenizer_type="byte", max_seq_len=16)
+    estimate = estimate_of(config)
+    assert estimate is not None and estimate.longest(config.data) == (16 + 10 + 2, 0)
+    sources, _ = estimate.cut(config.data)
+    assert (sources.max(), sources[-1]) == (16 + 10, 6)
+    assert 2 < estimate.texts < 2.1
+
+
 def test_a_tokenizer_that_is_not_trained_yet_has_a_stand_in(configure: Configure, tmp_path: Path) -> None:
     words = ["quick", "brown", "foxes", "jump", "over", "lazy", "dogs", "while", "seven", "wizards", "watch"]
     draw = np.random.default_rng(1)
@@ -52,7 +63,7 @@ def test_a_tokenizer_that_is_not_trained_yet_has_a_stand_in(configure: Configure
     path = write_rows(tmp_path / "words.jsonl", rows)
     config = configure(train_file=path, tokenizer_dir="auto", tokenizer_type="bpe", vocab_size=512, max_seq_len=256)
     estimate = estimate_of(config)
-    assert estimate is not None and not estimate.is_all and len(estimate.sources) == 300
+    assert estimate is not None and not estimate.is_all and estimate.num_rows == 300
     facts = Manifest.of(prepare(config).train_dir).lengths("train")["input_ids"]
     assert facts["mean"] <= estimate.sources.mean() < 1.5 * facts["mean"]
     longest = TIMES_LONGER * int(estimate.sources.max())
