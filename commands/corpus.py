@@ -1,4 +1,4 @@
-"""The texts that `search` looks through, with their vectors: one Arrow file in `cache_dir`, mapped while it is searched.
+"""The texts that `search` looks through, and their vectors: one Arrow file in `cache_dir`, mapped during a search.
 
 It is made once for a model, its settings and the files of the texts, part by part as `embed` writes vectors, so that
 work that was cut off goes on with the next part.

@@ -183,8 +183,8 @@ def evaluate(config: Config) -> Evaluation:
 def _predictions_file(
     output: str | None, overwrite: bool, prepared: Prepared, tokenizer: Tokenizer
 ) -> Iterator[Watch | None]:
-    """What writes predictions beside labels, or texts with their cosines, a JSON line a row, in the order of rows; None where no file is asked
-    for.
+    """What writes predictions beside labels, or texts with their cosines, a JSON line a row, in the order of rows; None
+    where no file is asked for.
     """
     if output is None:
         yield None

@@ -204,8 +204,8 @@ def check_output(file: Path, overwrite: bool) -> None:
 
 
 def copy_companions(model: SavedModel, folder: Path) -> int | None:
-    """Put the tokenizer, the published generation settings, the list of answers and the prompts of a model beside its new
-    weights.
+    """Put the tokenizer, the published generation settings, the list of answers and the prompts of a model beside its
+    new weights.
 
     Args:
         folder: where `hf_format.save` has written.

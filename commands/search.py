@@ -344,7 +344,8 @@ def _hide(below: Tensor, queries: Tensor, numbers: Tensor, cosines: Tensor, bloc
     """Take away what is no negative: what is too alike, and what belongs to a query.
 
     Args:
-        below: (Q,) what cosines have to be less than. queries, numbers: (P,) what belongs to which, by ascending numbers.
+        below: (Q,) what cosines have to be less than.
+        queries, numbers: (P,) what belongs to which, by ascending numbers.
         cosines: (Q, n) of a block, which are changed. block: (n,) numbers of its texts, ascending.
     """
     cosines.masked_fill_(cosines >= below[:, None], -torch.inf)

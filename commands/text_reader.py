@@ -165,8 +165,8 @@ class Embedder(TextReader):
             Progress(1, stream=sys.stderr).warn(warning)
 
     def tokens(self, text: str, longest: int, prompt_name: str | None = None) -> Tokens:
-        """Ids of a text with end of text, at most `longest`, and which of them the vectors are of: all with an embedding
-        head; else the text's own, those of a protein's letters, or all but the last.
+        """Ids of a text with end of text, at most `longest`, and which of them the vectors are of: all with an
+        embedding head; else the text's own, those of a protein's letters, or all but the last.
 
         Args:
             prompt_name: as of `embed`.
