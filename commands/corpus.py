@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,11 @@ from torch import Tensor
 from commands.embed import EmbeddedText, VectorWork
 from commands.text_rows import UnfinishedFile
 from commands.vector_files import ID, VECTOR
+from data.sources.embedding_columns import SECOND_TEXTS
 from data.sources.lines import BadRows
+from data.sources.prompts import Prompt, prompts_in_child
+from data.sources.source import Source
+from settings.declared import Config
 from settings.errors import UserError
 from support.units import MIB
 
@@ -41,8 +46,19 @@ def key_of(text: str) -> int:
 class CorpusWork(VectorWork):
     """Vectors of the texts of a corpus, kept with the texts."""
 
-    version = 1
+    version = 2
     command = "search"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        # Where the columns of pairs are named, documents may have others.
+        if "," in self.config.data.text_column:
+            usual = [replace(self.config.data, text_column=name, prompt_column=name) for name in (TEXT, *SECOND_TEXTS)]
+            self.columns = [*self.columns, *usual]
+
+    def read(self, sources: Sequence[Source], bad_rows: BadRows, max_bytes: int) -> Iterator[Prompt]:
+        """See `TextWork`; each text of a list is one of the corpus."""
+        return prompts_in_child(sources, self.columns, bad_rows, max_bytes, self.keeps, splits_lists=True)
 
     def write(self, part: list[EmbeddedText], path: Path) -> None:
         vectors = np.concatenate([row.vectors for row in part])
@@ -73,7 +89,7 @@ class CorpusWork(VectorWork):
             writer.close()
 
     def notes(self, output: UnfinishedFile | None, bad_rows: BadRows) -> list[str]:
-        return []
+        return super().notes(None, bad_rows)
 
 
 class Corpus:

@@ -38,12 +38,13 @@ from data.sources.embedding_columns import SECOND_TEXTS
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.prompts import Prompt, prompts_in_child
+from data.sources.relevance import entries
 from data.sources.source import Source
 from engine.nearest import NONE, QUERIES, nearest
 from memory.answers import AnswerBatch
 from settings.declared import Config
 from settings.errors import UserError
-from settings.fields import counted, listed
+from settings.fields import counted, is_encodable, listed
 from support.language import say
 from support.storage import read_once_made
 from support.units import MIB
@@ -70,8 +71,11 @@ def search(config: Config) -> None:
             text = "--{name} = none, is needed: --input are the queries, --corpus the texts that are searched"
             raise UserError(text, name=name)
     corpus_file = str(config.search.corpus)
-    if not find(corpus_file, "--corpus") or not check_input(corpus_file):
+    corpus_files = find(corpus_file, "--corpus")
+    if not corpus_files or not check_input(corpus_file):
         raise UserError("--corpus = {path}, is no file or folder of texts", path=corpus_file)
+    if config.answer.output is not None:
+        text_rows.check_is_not_read(Path(config.answer.output), corpus_files)
     mines = config.search.num_negatives > 0
     if mines and (config.answer.output is None or not check_input(str(config.answer.input))):
         raise UserError(
@@ -294,9 +298,10 @@ class Negatives(SearchWork):
                 place=prompt.origin,
                 columns=listed(prompt.columns),
             )
-        cell = prompt.columns[names[0]]
-        texts = cell if isinstance(cell, list) else [cell]
-        return Asked(prompt.text, [text for text in texts if isinstance(text, str) and text.strip()])
+        texts = [text for text in entries(prompt.columns[names[0]]) if isinstance(text, str) and text.strip()]
+        if not all(map(is_encodable, texts)):
+            raise UserError("{place}: {name} holds half of a surrogate pair", place=prompt.origin, name=names[0])
+        return Asked(prompt.text, texts)
 
     def rows(self, queries: Sequence[Prompt]) -> list[Rows]:
         every = [self._asked(query) for query in queries]

@@ -108,8 +108,8 @@ def run(work: TextWork[Any]) -> None:
     output = None
     if config.answer.output is not None:
         path = Path(config.answer.output)
-        if reads_files and path.exists() and any(_is_same(file.path, path) for file in find(source, "--input")):
-            raise UserError(say("--output = {path}, is a file that is read; choose another one", path=path))
+        if reads_files:
+            check_is_not_read(path, find(source, "--input"))
         output = UnfinishedFile(path, config.run.overwrite, fingerprint_of(work), work.part_suffix)
     least_parts = work.load(reads_files)
     trained = work.trained
@@ -191,8 +191,11 @@ def check_input(source: str) -> bool:
     return False
 
 
-def _is_same(path: object, output: Path) -> bool:
-    return isinstance(path, Path) and path.samefile(output)
+def check_is_not_read(output: Path, sources: Sequence[Source]) -> None:
+    """Raises UserError if the output is one of the files that are read."""
+    paths = [source.path for source in sources if isinstance(source.path, Path)]
+    if output.exists() and any(path.samefile(output) for path in paths):
+        raise UserError(say("--output = {path}, is a file that is read; choose another one", path=output))
 
 
 def _typed_lines(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:

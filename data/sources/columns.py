@@ -24,6 +24,11 @@ MESSAGES = "messages"
 HISTORY = "history"
 
 
+def numbered_columns(names: Sequence[str], usual: Sequence[str]) -> list[str]:
+    """The columns with one of the usual names, which numbers may follow, as in `negative_1`."""
+    return [name for name in names if name.rstrip("_0123456789") in usual]
+
+
 @dataclass(frozen=True)
 class Columns:
     """The columns that make the rows of files, and how.

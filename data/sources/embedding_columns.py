@@ -15,22 +15,23 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from data.sources.columns import PLAIN, Columns, Record, RowOf
+from data.sources.columns import PLAIN, Columns, Record, RowOf, numbered_columns
 from data.sources.expressions import ANSWERS, NUMBER, TEXT, Cell, Shapes
-from data.text.cells import spelled
+from data.text.cells import list_in, spelled
 from data.text.conversations import TextRow
 from settings.declared import DataConfig
 from settings.errors import UserError
-from settings.fields import listed
+from settings.fields import is_encodable, listed
 from support.language import say
 
 FIRST_TEXTS = ("anchor", "query", "question", "sentence1", "sentence_A", "text1")
@@ -42,7 +43,7 @@ VECTORS_AT_ONCE = 256  # Are read of a Parquet file.
 MOST_TEXTS = 64  # A row has no more texts,
 USUAL_TEXTS = 3  # and usually these: what is looked for, what is found, and what is not to be found.
 DEFAULTS = DataConfig()
-NOTHING: tuple[object, ...] = (None, "", [])  # Cells of a row without negatives.
+NOTHING: tuple[object, ...] = (None, "", "[]", [])  # Cells of a row without negatives.
 NO_NUMBER = np.full(1, np.nan, np.float32)
 
 
@@ -71,7 +72,7 @@ class EmbeddingColumns(Columns):
     def of_settings(cls, data: DataConfig, names: Sequence[str]) -> EmbeddingColumns:
         """The columns that the settings name, of files of which the first has these columns."""
         text_columns: tuple[str, ...] = ()
-        if data.text_column != DEFAULTS.text_column:
+        if data.text_column != DEFAULTS.text_column or (data.teacher_vectors and data.text_column in names):
             text_columns = tuple(word.strip() for word in data.text_column.split(","))
         score = data.label_column if data.label_column != DEFAULTS.label_column else ""
         columns = cls((), text_columns=text_columns, score=score, vectors=data.teacher_vectors or "")
@@ -88,7 +89,7 @@ class EmbeddingColumns(Columns):
         else:
             first = [name for name in FIRST_TEXTS if name in names][:1]
             second = [name for name in SECOND_TEXTS if name in names][:1]
-            negatives = [name for name in names if name.rstrip("_0123456789") in NEGATIVES]
+            negatives = numbered_columns(names, NEGATIVES)
             texts = (*first, *second, *negatives) if first and second else (DEFAULTS.text_column,)
         if self.score:
             return FileColumns(texts, self.score)
@@ -122,7 +123,10 @@ class EmbeddingColumns(Columns):
     def row_of(self, names: Sequence[str]) -> RowOf:
         columns = self.of_file(names)
         if len(columns.texts) > 1 or not self.vectors:
-            return partial(self._row, columns)
+            # Objects of JSON may have columns that the first ones of their file do not have.
+            with_further = lru_cache(lambda further: self.of_file([*names, *further]))
+            known = frozenset(names)
+            return lambda record: self._row(with_further(tuple(sorted(record.keys() - known))), record)
         return RowWithVector(columns.texts[0], self.vectors, vectors_in(self.vectors))
 
     def check_end(self, row_of: RowOf) -> None:
@@ -134,10 +138,12 @@ class EmbeddingColumns(Columns):
         first, *others = columns.texts
         query = _text(first, record)
         there = [name for name in others if name in others[:1] or record.get(name) not in NOTHING]
-        lists = [Cell(name, shapes=TEXT | ANSWERS).texts(record) for name in there]
+        lists = [texts_of_list(Cell(name), record) for name in there]
         texts = [query, *(text for each in lists for text in each)]
         if not all(map(str.strip, texts)):
             raise ValueError(say("{names} has an empty text", names=listed(columns.texts)))
+        if not all(map(is_encodable, texts)):
+            raise ValueError(say("{name} holds half of a surrogate pair", name=listed(columns.texts)))
         if len(texts) > MOST_TEXTS:
             raise ValueError(say("has {count} texts, and at most {most} are read", count=len(texts), most=MOST_TEXTS))
         if len(texts) == 1:
@@ -182,6 +188,19 @@ def _text(column: str, record: Record) -> str:
     return text
 
 
+def texts_of_list(cell: Cell, record: Record) -> list[str]:
+    """The texts of a cell, each once: one, or a list of them, which CSV has as JSON.
+
+    Raises:
+        ValueError: there is none.
+    """
+    value = cell.value(record)
+    entries = list_in(value) if isinstance(value, str) else None
+    if entries is not None:
+        record = {cell.column: entries}
+    return replace(cell, shapes=TEXT | ANSWERS).texts(record)
+
+
 def _number(column: str, record: Record) -> NDArray[np.float32]:
     cell = Cell(column).value(record)
     try:
@@ -212,22 +231,41 @@ def vectors_in(file: str) -> Iterator[NDArray[np.float32]]:
     """
     path = Path(file)
     try:
-        if path.suffix == ".npy":
-            matrix = np.load(path, mmap_mode="r")
-            if matrix.ndim != 2 or matrix.shape[1] < 2 or matrix.dtype.kind != "f":
-                raise ValueError(say("holds {kind}, not one embedding per row", kind=f"{matrix.dtype} {matrix.shape}"))
-            for vector in matrix:
-                yield np.array(vector, np.float32)
-            return
-        with pq.ParquetFile(path) as parquet:
-            for batch in parquet.iter_batches(VECTORS_AT_ONCE, columns=[VECTOR]):
-                cells = batch.column(0)
-                values = np.asarray(cells.flatten(), np.float32)
-                yield from values.reshape(len(cells), -1)
-    except (OSError, ValueError, KeyError) as error:
+        for vectors in _array_vectors(path) if path.suffix == ".npy" else _parquet_vectors(path):
+            if not np.isfinite(vectors).all():
+                raise ValueError(say("holds an embedding with numbers that are not finite"))
+            yield from vectors
+    except (OSError, EOFError, ValueError, KeyError) as error:
         raise UserError(
             "--teacher_vectors = {file}, cannot be read ({error}); allowed: .npy with one row per text, or .parquet "
             "with a column vector",
             file=file,
             error=error,
         ) from None
+
+
+def _array_vectors(path: Path) -> Iterator[NDArray[np.float32]]:
+    """The vectors of a `.npy` file, (n, W) at a time."""
+    matrix = np.load(path, mmap_mode="r")
+    if matrix.ndim != 2 or matrix.shape[1] < 2 or matrix.dtype.kind != "f":
+        raise ValueError(say("holds {kind}, not one embedding per row", kind=f"{matrix.dtype} {matrix.shape}"))
+    for first in range(0, len(matrix), VECTORS_AT_ONCE):
+        yield np.array(matrix[first : first + VECTORS_AT_ONCE], np.float32)
+
+
+def _parquet_vectors(path: Path) -> Iterator[NDArray[np.float32]]:
+    """The vectors of a `.parquet` file, (n, W) at a time."""
+    with pq.ParquetFile(path) as parquet:
+        width = 0
+        for batch in parquet.iter_batches(VECTORS_AT_ONCE, columns=[VECTOR]):
+            cells = batch.column(VECTOR)
+            kind = cells.type
+            is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+            if not is_list or not pa.types.is_floating(kind.value_type):
+                raise ValueError(say("holds {kind}, not one embedding per row", kind=kind))
+            lengths = {len(cell) if cell.is_valid else 0 for cell in cells}
+            values = cells.flatten()
+            width = width or max(lengths)
+            if lengths != {width} or values.null_count:
+                raise ValueError(say("holds embeddings of several dimensions"))
+            yield np.asarray(values, np.float32).reshape(-1, width)

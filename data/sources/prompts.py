@@ -28,6 +28,7 @@ from data.sources.reading import (
     records,
 )
 from data.sources.source import Source
+from data.text.cells import list_in
 from data.text.labels import joined_words
 from data.text.templates import USER, Turn
 from settings.declared import DataConfig
@@ -76,20 +77,25 @@ def prompts_in_child(
     bad_rows: BadRows,
     max_bytes: int,
     keeps: Sequence[str] | None = None,
+    splits_lists: bool = False,
 ) -> Iterator[Prompt]:
     """The same as `read_prompts`, read in a child process; raises as `read_in_child`.
 
     Args:
-        max_bytes: of memory that the child may hold. keeps: as of `read_prompts`.
+        max_bytes: of memory that the child may hold. keeps, splits_lists: as of `read_prompts`.
     """
-    read = partial(_read, sources=sources, data=data, keeps=keeps)
+    read = partial(_read, sources=sources, data=data, keeps=keeps, splits_lists=splits_lists)
     return read_in_child(sources, read, Prompt.num_bytes, bad_rows, max_bytes)
 
 
 def _read(
-    bad_rows: BadRows, sources: Sequence[Source], data: Sequence[DataConfig], keeps: Sequence[str] | None
+    bad_rows: BadRows,
+    sources: Sequence[Source],
+    data: Sequence[DataConfig],
+    keeps: Sequence[str] | None,
+    splits_lists: bool,
 ) -> Iterator[Prompt]:
-    return read_prompts(sources, data[0], bad_rows, *data[1:], keeps=keeps)
+    return read_prompts(sources, data[0], bad_rows, *data[1:], keeps=keeps, splits_lists=splits_lists)
 
 
 def read_in_child(
@@ -152,6 +158,7 @@ def read_prompts(
     bad_rows: BadRows,
     *others: DataConfig,
     keeps: Sequence[str] | None = None,
+    splits_lists: bool = False,
 ) -> Iterator[Prompt]:
     """Read the prompts of files, in order, so that each row gives one: a blank one where it is bad, or a blank line.
 
@@ -163,6 +170,7 @@ def read_prompts(
         others: tried in their order where a file has none of the columns of `data`. keeps: the columns that come with a
             prompt, all of them if None; what nobody asks for is not held, and of tables not read. A cell of a named one
             must be text that can be written.
+        splits_lists: whether each text of a list is a prompt; else a list is one text of several words.
     Raises:
         UserError: a file is broken, or has no such column.
     Memory: one batch of 256 rows.
@@ -172,7 +180,7 @@ def read_prompts(
         with reading(source):
             prompts = _lines(source, bad_rows)
             if source.kind != TEXT:
-                prompts = _prompts(source, (data, *others), bad_rows, keeps)
+                prompts = _prompts(source, (data, *others), bad_rows, keeps, splits_lists)
             for prompt in prompts:
                 unreadable = bad_rows.count - bad_before - (not prompt.text)
                 yield from [Prompt(str(source.path), "", {})] * unreadable
@@ -220,13 +228,18 @@ def _columns(source: Source, choices: Sequence[DataConfig]) -> Columns:
 
 
 def _prompts(
-    source: Source, choices: Sequence[DataConfig], bad_rows: BadRows, keeps: Sequence[str] | None
+    source: Source,
+    choices: Sequence[DataConfig],
+    bad_rows: BadRows,
+    keeps: Sequence[str] | None,
+    splits_lists: bool,
 ) -> Iterator[Prompt]:
     columns = _columns(source, choices)
-    check_types(source, columns)
     head = head_of(source)
+    if not (splits_lists and isinstance(head.sample.get("".join(columns.texts)), list)):
+        check_types(source, columns)
     # A column that comes with a prompt is read where JSON can hold it.
-    no_json = {name for name in head.types if type(head.sample[name]) not in JSON_TYPES}
+    no_json = {name for name in head.types if not fits_json(head.sample[name])}
     read = ({*head.all_names} if keeps is None else {*keeps}) - no_json | columns.kinds(head.all_names).keys()
     names = [name for name in head.all_names if name in read]
     question_of = columns.question_of(names)
@@ -234,9 +247,10 @@ def _prompts(
     is_of_texts = choices[0].text_column == choices[0].prompt_column
     word_column = columns.texts[0] if is_of_texts and columns.texts else ""
     for number, record in records(source, names, bad_rows):
-        words = None
         broken = {name: cell for name, cell in record.items() if isinstance(cell, ValueError)}
         record = {**record, **dict.fromkeys(broken)}
+        kept = record if keeps is None else {name: record[name] for name in keeps if name in record}
+        origin = say("{path}, {place}", path=source.path, place=place_of(source, number))
         try:
             for name, error in broken.items():
                 raise ValueError(say("{name} {error}", name=name, error=error))
@@ -245,18 +259,38 @@ def _prompts(
                 _check_encodable(name, text)
                 if "\0" in text:
                     raise ValueError(say("{name} holds a NUL character", name=name))
-            cell = record.get(word_column)
-            joined = joined_words(cell)
-            turns = question_of(record if joined is cell else {**record, word_column: joined})
-            words = None if joined is cell else len(turns[-1][1].split())
-            _check_encodable(columns.sides()[0], "".join(text for _, text in turns))
+            cells = [record.get(word_column)]
+            if splits_lists:
+                cells = _texts_in(cells[0], word_column)
+            asked = list[tuple[list[Turn], int | None]]()
+            for cell in cells:
+                joined = cell if splits_lists else joined_words(cell)
+                turns = question_of(record if joined is record.get(word_column) else {**record, word_column: joined})
+                _check_encodable(columns.sides()[0], "".join(text for _, text in turns))
+                asked.append((turns, None if joined is cell else len(turns[-1][1].split())))
         except ValueError as error:
             bad_rows.add(source, number, reason_of(error))
-            turns = [(USER, "")]
-        if keeps is not None:
-            record = {name: record[name] for name in keeps if name in record}
-        origin = say("{path}, {place}", path=source.path, place=place_of(source, number))
-        yield Prompt(origin, turns[-1][1], record, turns[:-1], words)
+            asked = [([(USER, "")], None)]
+        for turns, words in asked:
+            yield Prompt(origin, turns[-1][1], kept, turns[:-1], words)
+
+
+def _texts_in(cell: object, name: str) -> list[object]:
+    """The texts of a list, which CSV has as JSON, or what else a cell is.
+
+    Raises:
+        ValueError: the list is empty.
+    """
+    texts = list_in(cell) if isinstance(cell, str) else cell
+    if texts == []:
+        raise ValueError(say("{column} is empty", column=name))
+    return texts if isinstance(texts, list) else [cell]
+
+
+def fits_json(sample: object) -> bool:
+    """Whether cells like this one of a table may stand in JSON: plain ones, and lists of texts."""
+    is_list_of_texts = isinstance(sample, list) and bool(sample) and all(isinstance(each, str) for each in sample)
+    return type(sample) in JSON_TYPES or is_list_of_texts
 
 
 def _check_encodable(name: str, text: str) -> None:

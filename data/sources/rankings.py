@@ -16,10 +16,10 @@ from typing import Any
 from data.sources.columns import Columns
 from data.sources.expressions import TEXT, Cell, Shapes
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, place_of
-from data.sources.prompts import JSON_TYPES, read_in_child
+from data.sources.prompts import fits_json, read_in_child
 from data.sources.reader import Head
 from data.sources.reading import check_types, head_of, reading, records
-from data.sources.relevance import DOCUMENT, LABEL, QUERY, JudgedColumns, document_text, relevance_of
+from data.sources.relevance import DOCUMENT, LABEL, QUERY, JudgedColumns, document_text, entries, relevance_of
 from data.sources.source import Source
 from data.text.cells import kind_of, parsed
 from settings.errors import UserError, reason_of
@@ -110,8 +110,9 @@ class RankedColumns(Columns):
         return ranking
 
     def _of_judged(self, origin: str, query: str, record: Record, judged: JudgedColumns) -> Ranking:
-        positives, negatives = (_entries(record.get(name)) for name in (judged.first, judged.second))
-        rest = _without(record, QUERY, judged.first, judged.second)
+        positives, *others = (entries(record.get(name)) for name in judged.lists)
+        negatives = [document for documents in others for document in documents]
+        rest = _without(record, QUERY, *judged.lists)
         relevance = [1.0] * len(positives) + [0.0] * len(negatives)
         rest[RELEVANT] = list(range(len(positives)))
         return Ranking(origin, query, positives + negatives, [rest], False, relevance)
@@ -133,17 +134,10 @@ def ranked_columns(head: Head) -> RankedColumns | None:
     """The columns of a file; None: it ranks nothing."""
     if {QUERY, DOCUMENTS} <= {*head.names}:
         return RankedColumns((QUERY, DOCUMENTS))
-    judged = JudgedColumns.of(head.names)
+    judged = JudgedColumns.of(head.all_names)
     if judged is not None and judged.are_lists:
-        return RankedColumns((QUERY, judged.first, judged.second), judged=judged)
+        return RankedColumns((QUERY, *judged.lists), judged=judged)
     return RankedColumns((QUERY, DOCUMENT)) if {QUERY, DOCUMENT} <= {*head.names} else None
-
-
-def _entries(cell: object) -> list[Any]:
-    """The documents of a cell: one, or a list of them; null is none."""
-    if cell is None:
-        return []
-    return [*cell] if isinstance(cell, list) else [cell]
 
 
 def _list(cell: object, name: str) -> list[Any]:
@@ -204,7 +198,7 @@ def _rankings(source: Source, bad_rows: BadRows) -> Iterator[Ranking]:
     columns = _columns(source)
     check_types(source, columns)
     head = head_of(source)
-    no_json = {name for name in head.types if type(head.sample[name]) not in JSON_TYPES}
+    no_json = {name for name in head.types if not fits_json(head.sample[name])}
     read = {*head.all_names} - no_json | columns.kinds(head.all_names).keys()
     for number, record in records(source, [name for name in head.all_names if name in read], bad_rows):
         origin = say("{path}, {place}", path=source.path, place=place_of(source, number))

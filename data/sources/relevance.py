@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from data.sources.columns import Columns, Record, RowOf
+from data.sources.columns import Columns, Record, RowOf, numbered_columns
 from data.sources.expressions import ANSWERS, NUMBER, TEXT, Cell, Shapes
 from data.sources.label_columns import LabelColumns
 from data.sources.reader import Head
-from data.text.cells import kind_of, spelled
+from data.text.cells import kind_of, list_in, spelled
 from data.text.conversations import Examples, TextRow
 from data.text.labels import label_of, numbered
 from data.text.relevance import NOT_RELEVANT, RELEVANT, JudgedPairs, JudgedTexts, asked_text, scored_text
@@ -43,33 +43,40 @@ class JudgedColumns:
     Args:
         first, second: document and label; or of lists, those that answer the query and the others.
         are_lists: whether a row has several documents.
+        further: more columns of documents that do not answer the query, such as `negative_2`.
     """
 
     first: str
     second: str
     are_lists: bool
+    further: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, names: Sequence[str]) -> JudgedColumns | None:
         """The columns of a file that has these; None: it judges no documents."""
         positive = next((name for name in POSITIVES if name in names), None)
-        negative = next((name for name in NEGATIVES if name in names), None)
+        negatives = numbered_columns(names, NEGATIVES)
         if QUERY not in names or positive is None:
             return None
-        if negative is not None:
-            return cls(positive, negative, are_lists=True)
+        if negatives:
+            return cls(positive, negatives[0], are_lists=True, further=tuple(negatives[1:]))
         return cls(DOCUMENT, LABEL, are_lists=False) if {DOCUMENT, LABEL} <= {*names} else None
+
+    @property
+    def lists(self) -> list[str]:
+        """The columns of documents, where a row has several: those that answer the query first."""
+        return [self.first, self.second, *self.further]
 
     def kinds(self) -> dict[str, Shapes]:
         """The types of cells that each column may have."""
         if self.are_lists:
-            return {QUERY: TEXT, **dict.fromkeys([self.first, self.second], TEXT_OR_OBJECT | ANSWERS)}
+            return {QUERY: TEXT, **dict.fromkeys(self.lists, TEXT_OR_OBJECT | ANSWERS)}
         return {QUERY: TEXT, self.first: TEXT_OR_OBJECT, self.second: TEXT | NUMBER}
 
     def sides(self) -> list[str]:
         """The columns of the query and its documents, and those of the labels, for people."""
         if self.are_lists:
-            return [BESIDE_QUERY + f"{self.first}, {self.second}", f"{self.first}, {self.second}"]
+            return [BESIDE_QUERY + ", ".join(self.lists), ", ".join(self.lists)]
         return [BESIDE_QUERY + self.first, self.second]
 
     def read(self, record: Record) -> tuple[str, Judged]:
@@ -82,10 +89,13 @@ class JudgedColumns:
         if not query.strip():
             raise ValueError(say("{column} is empty", column=QUERY))
         if self.are_lists:
-            judged = [(text, 1) for text in documents_in(record, self.first)]
-            judged += [(text, 0) for text in documents_in(record, self.second)]
+            cells = [(name, Cell(name).value(record)) for name in self.lists if name in record]
+            judged = [
+                (document_text(entry, name), int(name == self.first)) for name, cell in cells for entry in entries(cell)
+            ]
         else:
-            judged = [(text, Cell(self.second).value(record)) for text in documents_in(record, self.first)]
+            document = document_text(Cell(self.first).value(record), self.first)
+            judged = [(document, Cell(self.second).value(record))]
         if not judged:
             raise ValueError(say("{column} is empty", column=self.sides()[1]))
         if not all(text.strip() for text, _ in judged):
@@ -103,7 +113,7 @@ class JudgedLayout:
 
     def columns(self, data: DataConfig, head: Head, count: int | None) -> Columns | None:
         """As of `data.sources.layouts.Layout`."""
-        judged = JudgedColumns.of(head.names)
+        judged = JudgedColumns.of(head.all_names)
         return None if judged is None else JudgedPairColumns((QUERY, DOCUMENT), is_known=True, judged=judged)
 
 
@@ -197,22 +207,20 @@ class JudgedTextColumns(LabelColumns):
 
 def judged_text_columns(data: DataConfig, head: Head) -> JudgedTextColumns | None:
     """The columns of a file for a head over labels; None: it has others, or the text that the settings name."""
-    judged = JudgedColumns.of(head.names)
+    judged = JudgedColumns.of(head.all_names)
     if judged is None or {data.text_column, data.label_column} <= {*head.names}:
         return None
     return JudgedTextColumns((QUERY,), label=judged.second, judged=judged)
 
 
-def documents_in(record: Record, column: str) -> list[str]:
-    """The texts of a cell: one document, or a list of them; null is none.
-
-    Raises:
-        ValueError: there is no such column, or an entry is no document.
-    """
-    value = Cell(column).value(record)
-    if value is None:
+def entries(cell: object) -> list[Any]:
+    """The documents of a cell: one, or a list of them, which CSV has as JSON; null is none."""
+    if cell is None:
         return []
-    return [document_text(entry, column) for entry in (value if isinstance(value, list) else [value])]
+    if isinstance(cell, str):
+        spelled_out = list_in(cell)
+        return [cell] if spelled_out is None else [*spelled_out]
+    return [*cell] if isinstance(cell, list) else [cell]
 
 
 def document_text(document: object, name: str) -> str:

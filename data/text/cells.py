@@ -32,6 +32,17 @@ def parsed(cell: str) -> Any:
         raise ValueError(str(error)) from None
 
 
+def list_in(cell: str) -> list[str] | None:
+    """The texts of a list that is spelled out as JSON, as in CSV; None where a cell holds none."""
+    if not (cell.startswith("[") and cell.endswith("]")):
+        return None
+    try:
+        entries = parsed(cell)
+    except ValueError:
+        return None
+    return entries if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) else None
+
+
 def spelled(value: object) -> object:
     """A number in plain decimals, a truth value as JSON has it; anything else as it is."""
     if isinstance(value, bool):

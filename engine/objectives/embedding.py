@@ -41,6 +41,7 @@ from engine.blockwise import Objective
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from settings.declared import TrainConfig
+from settings.errors import UserError
 from settings.fields import AUTO
 
 if TYPE_CHECKING:
@@ -211,12 +212,22 @@ class EmbeddingObjective(Objective):
         return LossAndGradient(total, gradient)
 
     def _rows_by_kind(self, texts: Texts) -> dict[str, Tensor]:
-        """The rows that each loss is over, (B',) numbers."""
+        """The rows that each loss is over, (B',) numbers.
+
+        Raises:
+            UserError: the loss that was asked for needs a number or a vector, and a row has none.
+        """
         is_alone = texts.targets[:, 0].isnan()
         has_vector = ~texts.targets[:, 1:2].isnan().all(1) if texts.targets.shape[1] > 1 else torch.zeros_like(is_alone)
         graded = REGRESSION if self.kind == REGRESSION else COSENT
         if self.kind == CONTRASTIVE:  # A number is not looked at.
             is_alone = ~has_vector
+        elif self.kind != AUTO and is_alone.any():
+            raise UserError(
+                "--embedding_loss = {kind}, and a row has no score; name its column with --label_column, or omit this "
+                "setting",
+                kind=self.kind,
+            )
         kinds = {CONTRASTIVE: is_alone, DISTILLATION: has_vector, graded: ~is_alone & ~has_vector}
         return {kind: rows.nonzero().flatten() for kind, rows in kinds.items() if rows.any()}
 

@@ -16,6 +16,7 @@ from serving.model import Model
 from settings.errors import DoesNotFit, UserError
 from support.units import MIB
 from tests.commands.small import encoder, flags_of, read_rows, write_rows
+from tests.data.sources.rows import write_rows as write_table
 from train_low_mem import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -167,6 +168,32 @@ def test_mined_rows_are_trained_on(model: Path, texts: Path, tmp_path: Path, cap
     words += [f"--{name}_dir={tmp_path / name}" for name in ("output", "log", "cache")]
     assert main(words) == 0, capsys.readouterr().err
     assert "query, pos, neg" in capsys.readouterr().out.replace(" -> ", ", ")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
+def test_each_text_of_a_list_is_one_of_the_corpus(model: Path, tmp_path: Path, ending: str) -> None:
+    positives = [["water salt", "bread"], ["door", "wheel road"]]
+    cells = [json.dumps(each) for each in positives] if ending == "csv" else positives
+    rows = [{"query": q, "pos": cell} for q, cell in zip(QUESTIONS, cells, strict=False)]
+    pairs = write_table(tmp_path / f"pairs.{ending}", rows)
+    mined = found(model, pairs, pairs, tmp_path, num_negatives=3)
+    for query, own in zip(QUESTIONS, positives, strict=False):
+        others = {text for each in positives if each is not own for text in each}
+        of_query = [row for row in mined if row["query"] == query]
+        assert {row["pos"] for row in of_query} <= {*own}
+        assert all({*row["neg"]} <= others for row in of_query)
+    assert mined
+
+
+def test_documents_may_be_in_another_column_than_positives(model: Path, texts: Path, tmp_path: Path) -> None:
+    queries = write_rows(tmp_path / "pairs.jsonl", [{"q": QUESTIONS[0], "p": TEXTS[3]}])
+    (row,) = found(model, queries, texts, tmp_path, num_negatives=2, text_column="q,p")
+    assert row["pos"] == TEXTS[3] and {*row["neg"]} <= {*TEXTS} - {TEXTS[3]}
+
+
+def test_the_corpus_is_not_written_over(model: Path, texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is read"):
+        found(model, QUESTIONS[0], texts, tmp_path, output=texts)
 
 
 @pytest.mark.parametrize(

@@ -31,15 +31,15 @@ ROWS = 120
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
     return path
 
 
-def batch_of(config: Config) -> tuple[list[list[str]], EmbeddingBatch]:
+def batch_of(config: Config, rows: int = 3) -> tuple[list[list[str]], EmbeddingBatch]:
     """The texts and the batch of the first rows of training."""
     prepared = prepare(config)
     loader = StepLoader(prepared.train_dir, prepared.objective, config.data, config.model, 1)
-    batch = loader.batch_of(np.arange(3))
+    batch = loader.batch_of(np.arange(rows))
     assert isinstance(batch, EmbeddingBatch)
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     texts = [
@@ -137,10 +137,38 @@ def test_vectors_stay_with_their_texts(configure: Configure, tmp_path: Path, suf
         prepare(config.with_changes(embedding_size=7))
     with pytest.raises(UserError, match="fewer"):
         prepare(config.with_changes(train_file=str(written(tmp_path / "more.jsonl", [{"text": "x"}] * (ROWS + 1)))))
+    for content in (np.zeros((ROWS, 0)), np.full((ROWS, 5), np.nan)):
+        np.save(tmp_path / "bad.npy", content)
+        with pytest.raises(UserError, match="cannot be read"):
+            prepare(config.with_changes(teacher_vectors=str(tmp_path / "bad.npy")))
+    for name, cells in (("id", ["a"] * ROWS), ("vector", ["a"] * ROWS), ("vector", [[1.0], None] * (ROWS // 2))):
+        pq.write_table(pa.table({name: cells}), tmp_path / "bad.parquet")
+        with pytest.raises(UserError, match="cannot be read"):
+            prepare(config.with_changes(teacher_vectors=str(tmp_path / "bad.parquet")))
     half = [{"text": f"text {number}"} for number in range(ROWS // 2)]
     halves = [str(written(tmp_path / f"half-{number}.jsonl", half)) for number in range(2)]
     with pytest.raises(UserError, match="more"):
         prepare(config.with_changes(train_file=",".join(halves)))
+
+
+def test_a_column_that_the_first_rows_do_not_have_counts(configure: Configure, tmp_path: Path) -> None:
+    pairs = [{"query": f"q{number}", "pos": "p"} for number in range(300)]
+    rows = [*pairs, *[{"query": f"late{number}", "pos": "p", "neg": "n"} for number in range(200)]]
+    file = written(tmp_path / "rows.jsonl", rows)
+    prepared = prepare(configure(train_file=file, head="embedding", tokenizer_type="byte"))
+    assert prepared.counts["train_texts"] - 2 * prepared.counts["train_rows"] == pytest.approx(200, abs=10)
+    scored = [{"sentence1": f"a{number}", "sentence2": "b"} for number in range(300)]
+    scored += [{"sentence1": f"c{number}", "sentence2": "d", "score": 0.5} for number in range(200)]
+    config = configure(train_file=written(tmp_path / "scored.jsonl", scored), head="embedding", tokenizer_type="byte")
+    loader_batch = batch_of(config, 450)[1]
+    assert 100 < sum(not np.isnan(targets[0]) for targets in loader_batch.targets) < 200
+
+
+def test_a_list_in_a_csv_file_is_one(configure: Configure, tmp_path: Path) -> None:
+    line = 'a,"[""b"", ""c""]",[]\n'
+    (tmp_path / "rows.csv").write_text("query,pos,neg\n" + line * ROWS)
+    config = configure(train_file=tmp_path / "rows.csv", head="embedding", tokenizer_type="byte")
+    assert {tuple(row) for row in batch_of(config)[0]} <= {("a", "b"), ("a", "c")}
 
 
 def test_rows_that_teach_nothing_are_refused(configure: Configure, tmp_path: Path) -> None:
@@ -148,6 +176,8 @@ def test_rows_that_teach_nothing_are_refused(configure: Configure, tmp_path: Pat
         ({"anchor": "a", "positive": " "}, "empty"),
         ({"sentence1": "a", "sentence2": "b", "score": "much"}, "number"),
         ({"first": "a", "second": "b"}, "--text_column"),
+        ({"query": "a", "pos": ["b \ud800"]}, "surrogate"),
+        ({"query": "a", "pos": "b", "neg": ["c", "d", "e \ud83d"]}, "surrogate"),
     ):
         file = written(tmp_path / "rows.jsonl", [row] * ROWS)
         with pytest.raises(UserError, match=word):

@@ -47,12 +47,12 @@ def test_the_estimate_is_like_all_rows(configure: Configure, file: Path, tmp_pat
 
 def test_each_text_of_a_row_is_cut(configure: Configure, tmp_path: Path) -> None:
     rows = [{"query": "a" * 40, "pos": ["b" * (number % 9 + 1)], "neg": []} for number in range(90)]
-    file = write_rows(tmp_path / "pairs.jsonl", [*rows, {"query": "a", "pos": ["b"], "neg": ["c"]}])
+    file = write_rows(tmp_path / "pairs.jsonl", [*rows, {"query": "a", "pos": ["b"], "neg": list("cdefgh")}])
     config = configure(train_file=file, head="embedding", tokenizer_type="byte", max_seq_len=16)
     estimate = estimate_of(config)
-    assert estimate is not None and estimate.longest(config.data) == (16 + 10 + 2, 0)
+    assert estimate is not None and estimate.longest(config.data) == (16 + 10 + 6 * 2, 0)
     sources, _ = estimate.cut(config.data)
-    assert (sources.max(), sources[-1]) == (16 + 10, 6)
+    assert (sources.max(), sources[-1]) == (16 + 10, 8 * 2)
     assert 2 < estimate.texts < 2.1
 
 

@@ -35,9 +35,12 @@ def test_in_csv_lists_are_json(tmp_path: Path) -> None:
 
 
 def test_rows_as_in_training_are_rankings(tmp_path: Path) -> None:
-    (ranking,) = rankings_of(write_rows(tmp_path / "a.jsonl", [{"query": "q", "pos": "a", "neg": ["b", "c"], "id": 7}]))
-    assert (ranking.documents, ranking.relevance) == (["a", "b", "c"], [1, 0, 0])
-    assert ranking.records == [{"id": 7, "relevant": [0]}]
+    for negatives in ({"neg": ["b", "c"]}, {"negative": "b", "negative_2": "c"}, {"neg": '["b", "c"]'}):
+        (ranking,) = rankings_of(write_rows(tmp_path / "a.jsonl", [{"query": "q", "pos": "a", **negatives, "id": 7}]))
+        assert (ranking.documents, ranking.relevance) == (["a", "b", "c"], [1, 0, 0])
+        assert ranking.records == [{"id": 7, "relevant": [0]}]
+    rows = [{"query": "q", "pos": "a"}, {"query": "r", "pos": "a", "neg": ["b"]}]
+    assert [ranking.documents for ranking in rankings_of(write_rows(tmp_path / "a.jsonl", rows))] == [["a"], ["a", "b"]]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])

@@ -16,6 +16,7 @@ from torch import Tensor
 from data.batches.collate import EmbeddingRow
 from model.rows import Rows
 from model.t5 import T5
+from settings.errors import UserError
 from tests.engine.embedding_rows import KINDS, ROWS, embedding_model, one_pass, texts_of
 from tests.engine.small_models import Gradients, assert_near, taken_gradients
 from tests.ranks import must_succeed
@@ -93,6 +94,13 @@ def test_the_loss_is_summed_over_sizes_of_the_vectors() -> None:
         one_pass(model, "contrastive", rows, CUTS["uneven"], sizes=(24, 8)),
         expected(model, "contrastive", rows, (24, 8)),
     )
+
+
+@pytest.mark.parametrize("kind", ["cosent", "regression"])
+def test_rows_without_a_score_have_no_loss_of_scores(kind: str) -> None:
+    model = embedding_model(True, "contrastive")
+    with pytest.raises(UserError, match="--label_column"):
+        one_pass(model, kind, KINDS["contrastive"](), CUTS["uneven"])
 
 
 def test_texts_that_belong_together_are_no_negatives() -> None:
