@@ -41,6 +41,7 @@ OPTIMUM = os.environ.get("FRUGALT5_OPTIMUM_PYTHON", "")
 MODULES = os.environ.get("FRUGALT5_TRANSFORMERS_JS", "")
 PROMPTS, SEARCHED, NEW_TOKENS, BEAMS, TOGETHER = 200, 20, 8, 4, 50
 OF_ROUNDED = 190  # llama.cpp rounds keys, values and GELU to fp16, and two tokens may be as likely but for that.
+MOST_FILE_BYTES = 2**31
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5-small": ("t5-small", {}),
     "t5-v1.1-small": ("t5-v1.1-small", {}),
@@ -124,6 +125,8 @@ def test_a_published_width_answers_everywhere_as_here(
     elif runtime == "chromium":
         if not MODULES or shutil.which("chromium") is None:
             pytest.skip("FRUGALT5_TRANSFORMERS_JS names no node_modules with @huggingface/transformers, or no chromium")
+        if any(path.stat().st_size >= MOST_FILE_BYTES for path in (folder / "onnx").iterdir()):
+            pytest.skip("no browser reads a file as large as this decoder's")
         room = tmp_path_factory.mktemp("room")
         found = [answer(ids, shape) for ids in answers_in_chromium(folder, Path(MODULES), room, rows, NEW_TOKENS)]
     elif runtime == "ctranslate2":
