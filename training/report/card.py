@@ -16,6 +16,7 @@ from typing import Any
 
 from data.sources.places import public
 from model.formats.heads import class_of
+from model.formats.checksums import CARD_FILE
 from model.formats.shape_file import read_config
 from model.shapes import weight_counts
 from settings.declared import T5ModelConfig
@@ -39,7 +40,6 @@ from training.report.run_files import (
 )
 from training.report.wording import duration
 
-CARD_FILE = "README.md"
 MARK = "<!-- written by FrugalT5; remove this line to keep your own words -->"
 # These files are not for others; the last is there only while the run is alive.
 OWN_FILES = ("checkpoints/*", RUN_FILE, SETTINGS_FILE, OWNER_FILE)
@@ -158,13 +158,8 @@ def write_card(
         OSError: the folder cannot be written.
     """
     path = folder / CARD_FILE
-    with suppress(FileNotFoundError):
-        try:
-            is_ours = MARK in read_text(path)
-        except ValueError:
-            is_ours = False
-        if not is_ours:
-            return False
+    if has_own_words(folder):
+        return False
     has_spiece = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
     file = next((path.name for path in folder.glob("*.gguf")), "")
     write_text(path, card(model, form, has_spiece, file, comparisons, english(ids), answered_rows))
@@ -198,6 +193,20 @@ def card(
     Memory: one event at a time.
     """
     from jinja2 import Environment  # It is not held in memory while a run trains.
+def has_own_words(folder: Path) -> bool:
+    """Whether a folder has a README.md that its owner has written.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return MARK not in read_text(folder / CARD_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except ValueError:  # It is no text in UTF-8, so it is not ours.
+        return True
+
+
 
     settings = read_record(model / SETTINGS_FILE)
     fields = {name: settings[name] for name in vars(T5ModelConfig()) if name in settings}
