@@ -224,8 +224,8 @@ def copy_companions(model: SavedModel, folder: Path) -> int | None:
     """
     for layer in reversed(model.layers):  # An adapter goes before its base.
         keep_generation_settings(layer, folder)
-    if model.top == model.base:  # An adapter's head is not its base's.
-        _keep_label_names(model.base, folder)
+    if model.has_head_of_base:
+        keep_label_names(model.base, folder)
     if (folder / GENERATION_FILE).is_file():  # The model writes text.
         keep_answer_list(folder, model.top, model.base)
     write_text_settings(folder, TextSettings(**model.settings_of(*READING_SETTINGS)))
@@ -254,7 +254,7 @@ def keep_generation_settings(source: Path, folder: Path) -> None:
     path.write_text(json.dumps({**published, **ours}, indent=2) + "\n", encoding="utf8")
 
 
-def _keep_label_names(source: Path, folder: Path) -> None:
+def keep_label_names(source: Path, folder: Path) -> None:
     """Labels keep the publisher's names where ours are numbers alone: a regression's one, and names with commas in
     them.
 

@@ -30,7 +30,7 @@ CONTEXT_TOKENS = 512  # what llama.cpp assumes of a T5, which has no limit of it
 MAX_DISTANCE = 128  # beyond which llama.cpp has one bucket, whatever a file says
 # llama.cpp loads no byte-level vocabulary without a merge: this one is of bytes 0xC0 and 0xC1, which UTF-8 never has
 NO_MERGE = "\u00c0 \u00c1"
-USE = 'llama-completion -m {file} -p "Your text"'
+USE = 'llama-completion -m {file} -p "Your text" {decoding}'
 ENCODER_USE = 'llama-embedding -m {file} -p "Your text"'
 STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 QUANTIZED = {"int8": "Q8_0", "q4": "Q4_0"}
