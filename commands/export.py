@@ -18,25 +18,26 @@ import torch
 from commands.answering import refuse_other_head
 from commands.convert import DTYPES, TOLERANCES
 from commands.exporting.exported import Comparison, Exported
-from commands.exporting.limits import prompt_notes, runtime_notes
+from commands.exporting.limits import decoding_words, prompt_notes, runtime_notes, text_notes
 from commands.exporting.tokenizer_json import save_tokenizer
 from commands.exporting.vocabulary import read_vocabulary
 from commands.merge import converting, open_merged, stays_in_file
 from commands.new_folder import holding_output, keep_generation_settings, new_folder
+from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.formats.answering import keep_answer_list, read_answer_settings
 from model.formats.shape_file import CONFIG_FILE
 from model.shapes import is_matrix
 from model.t5 import T5
-from settings.declared import Config
+from settings.declared import Config, GenerateConfig
 from settings.errors import UserError
 from settings.program import full_name, needs, python
 from settings.tasks import MODEL_HEADS
 from support.language import join, say
 from support.storage import folder_bytes
 from support.units import format_size
-from training.report.card import push_command, write_card
+from training.report.card import ModelFacts, push_command, write_card
 from training.report.progress import Progress
 from training.saved_model import SavedModel, find_model
 
@@ -86,17 +87,33 @@ def export(config: Config) -> float | None:
     folders = find_model(config)
     refuse_other_head(folders, "export")
     prompts = folders.settings_of("query_prompt", "document_prompt") if folders.shape.gives_vectors else {}
-    beside = target.bytes_beside(folders.shape, config.export.quantize)
+    writes_text = MODEL_HEADS[folders.shape.head].writes_text
+    template = template_of(config.data, folders.tokenizer) if writes_text else Template()
+    prepare_text = folders.run_settings.get("prepare_text", "none")
+    settings: dict[str, Any] = {"max_new_tokens": GenerateConfig.max_new_tokens}
+    for layer in folders.layers:
+        settings |= read_answer_settings(layer)[0]
+    decoding = decoding_words(form, settings)
+    beside = target.bytes_beside(folders.shape, quantize)
     rows = _rows_to_answer(config, folders)
     if rows is not None:
-        beside += rows.bytes_beside(folders.shape)
+        beside = max(beside, rows.bytes_beside(folders.shape, quantize))
+    flag = "dtype"
+    dtype = config.convert.dtype
+    if quantize == "fp16" and form in ("gguf", "ctranslate2"):  # There fp16 is the dtype of the whole model.
+        flag = "quantize"
+        dtype = quantize
     native = hf_format.stored_dtype(folders.base)
-    widest = max(native, DTYPES.get(config.convert.dtype, native), key=lambda dtype: dtype.itemsize)
-    is_mapped = config.convert.dtype == "keep" and stays_in_file(folders)
-    hints = [] if config.export.quantize == "none" else ["--quantize=none"]
+    stored = DTYPES.get(dtype, native)
+    widest = max(native, stored, key=lambda dtype: dtype.itemsize)
+    is_in_file = stays_in_file(folders)
+    if is_in_file:  # Each matrix is read from there when it is converted.
+        widest = stored
+    is_mapped = is_in_file and stored == native
+    hints = [] if quantize == "none" else ["--quantize=none"]
     with converting(config.memory.memory_budget, folders.shape, widest, beside, is_mapped, hints):
         model = open_merged(folders)
-        _cast(model, "fp16" if quantize == "fp16" and form in ("gguf", "ctranslate2") else config.convert.dtype)
+        _cast(model, dtype, flag)
         with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as folder:
             tokenizer = Tokenizer.load(folders.tokenizer)
             vocabulary = read_vocabulary(tokenizer, folders.tokenizer, model.config.vocab_size)
@@ -107,8 +124,10 @@ def export(config: Config) -> float | None:
                 folders.top.name,
                 quantize,
                 config.export.js,
+                prepare_text=prepare_text,
+                template=template,
+                labels_of=folders.base if folders.has_head_of_base else None,
                 held_out=rows,
-                **folders.settings_of("prepare_text"),
                 **prompts,
             )
             file = target.write(exported, folder)
@@ -119,7 +138,10 @@ def export(config: Config) -> float | None:
             comparisons = target.check(exported, folder)
             _refuse_different(comparisons, form, TOLERANCES[model.embedding.dtype] + SLACK)
             answered = 0 if rows is None else rows.rows
-            write_card(folders.top, folder, form, [_described(each) for each in comparisons], ids, answered)
+            facts = ModelFacts(
+                folders.shape, folders.run_settings, template, settings["max_new_tokens"], decoding=decoding
+            )
+            write_card(folders.top, folder, form, [_described(each) for each in comparisons], ids, answered, facts)
     output = Path(str(config.answer.output))
     table: list[tuple[str, str]] = [(say("folder"), f"{output}, {format_size(folder_bytes(output))}")]
     table += [(say("checked, {precision}", precision=each.precision), _result(each)) for each in comparisons]
@@ -129,21 +151,18 @@ def export(config: Config) -> float | None:
     progress = Progress(1)
     table.append((say("tokenizer"), ids))
     progress.table(say("exported"), table)
-    settings: dict[str, Any] = {}
-    for layer in folders.layers:
-        settings |= read_answer_settings(layer)[0]
-    is_encoder = not MODEL_HEADS[folders.shape.head].writes_text
     notes = prompt_notes(form, prompts.values())
-    if not is_encoder:
+    if writes_text:
         notes = runtime_notes(form, settings, folders.answer_list is not None)
-    for note in notes:
+    for note in (*notes, *text_notes(form, template, prepare_text)):
         progress.note(note)
     typed = {
         "python": python(),
         "folder": shlex.quote(str(output)),
         "file": shlex.quote(str(output / file.relative_to(folder))),
+        "decoding": " ".join(decoding),
     }
-    use = getattr(target, "ENCODER_USE", target.USE) if is_encoder else target.USE
+    use = target.USE if writes_text else getattr(target, "ENCODER_USE", target.USE)
     progress.lines(say("next"), [use.format(**typed), push_command(output)])
     return comparisons[0].difference if comparisons else None
 
@@ -162,6 +181,12 @@ def _rows_to_answer(config: Config, folders: SavedModel) -> HeldOut | None:
                 "--{name}, has no effect with --format={form}; omit it", name=named[0], form=config.export.format
             )
         return None
+    if named and not MODEL_HEADS[folders.shape.head].writes_text:
+        raise UserError(
+            "--{name} = {value}, is for models that write text; omit it",
+            name=named[0],
+            value=config.as_dict()[named[0]],
+        )
     if config.export.quantize == "none" and not named:
         return None
     from commands.exporting.held_out import held_out  # It needs onnxruntime.
@@ -220,11 +245,11 @@ def _described(comparison: Comparison) -> tuple[str, str, str, str, str]:
     return comparison.precision, size, f"{comparison.difference:.1e}", equal, right
 
 
-def _cast(model: T5, dtype: str) -> None:
+def _cast(model: T5, dtype: str, flag: str) -> None:
     """Convert the matrices; norms and bias tables stay fp32.
 
     Args:
-        dtype: the setting of that name.
+        dtype: the value of the setting that `flag` names.
     Raises:
         UserError: a matrix holds numbers that are too large for it.
     """
@@ -233,10 +258,12 @@ def _cast(model: T5, dtype: str) -> None:
         return
     for name, parameter in model.named_parameters():
         if is_matrix(name, parameter.shape):
-            largest = float(parameter.detach().abs().max())
+            least, most = parameter.detach().aminmax()  # Unlike `abs`, it copies nothing.
+            largest = max(-float(least), float(most))
             if largest > torch.finfo(target).max:
                 raise UserError(
-                    "--dtype = {named}, cannot hold the {largest:.1e} in {name}; use bf16 or fp32",
+                    "--{flag} = {named}, cannot hold the {largest:.1e} in {name}; use --dtype=bf16 or --dtype=fp32",
+                    flag=flag,
                     named=dtype,
                     largest=largest,
                     name=name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
-from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
+from model.formats.checksums import CARD_FILE, CHECKSUMS_FILE, read_sums, seal
 from model.formats.headers import read_json
 from model.formats.sentence_transformers import TextSettings, write_text_settings
 from model.formats.shape_file import CONFIG_FILE, published_names
@@ -25,6 +26,7 @@ from support.language import say
 from support.storage import InUse, atomic_folder, exclusive, make_folder, restore_folder
 from training.checkpoints.runs import check_writable
 from training.processes.launch import num_processes
+from training.report.card import has_own_words
 from training.report.progress import Progress
 from training.report.run_files import RUN_FILE
 from training.saved_model import READING_SETTINGS, SavedModel
@@ -101,6 +103,8 @@ def held_output(output: Path, flag: str = "output") -> Iterator[None]:
 def new_folder(name: str | None, overwrite: bool, *sources: Path) -> Iterator[Path]:
     """An empty folder to fill; it becomes `name` when the context ends without an error.
 
+    A README.md that its owner has written stays: it is in the folder from the beginning.
+
     Args:
         name: the setting `output`. overwrite: whether it may replace one that exists.
         sources: folders that are read, which it may not be.
@@ -126,6 +130,8 @@ def new_folder(name: str | None, overwrite: bool, *sources: Path) -> Iterator[Pa
         _check_replaceable(output, overwrite)
     try:
         with atomic_folder(output) as folder:
+            if has_own_words(output):
+                shutil.copyfile(output / CARD_FILE, folder / CARD_FILE)
             yield folder
             seal(folder)
     except OSError as error:
@@ -154,6 +160,8 @@ def _check_replaceable(output: Path, overwrite: bool) -> None:
         return
     sums = read_sums(output) or {"files": ()}
     ours = {CHECKSUMS_FILE, *(file.partition("/")[0] for file in sums["files"])}
+    if (output / CARD_FILE).is_file():
+        ours.add(CARD_FILE)
     foreign = [file for file in files if file not in ours]
     if foreign:
         raise UserError(
@@ -216,8 +224,8 @@ def copy_companions(model: SavedModel, folder: Path) -> int | None:
     """
     for layer in reversed(model.layers):  # An adapter goes before its base.
         keep_generation_settings(layer, folder)
-    if model.top == model.base:  # An adapter's head is not its base's.
-        _keep_label_names(model.base, folder)
+    if model.has_head_of_base:
+        keep_label_names(model.base, folder)
     if (folder / GENERATION_FILE).is_file():  # The model writes text.
         keep_answer_list(folder, model.top, model.base)
     write_text_settings(folder, TextSettings(**model.settings_of(*READING_SETTINGS)))
@@ -246,7 +254,7 @@ def keep_generation_settings(source: Path, folder: Path) -> None:
     path.write_text(json.dumps({**published, **ours}, indent=2) + "\n", encoding="utf8")
 
 
-def _keep_label_names(source: Path, folder: Path) -> None:
+def keep_label_names(source: Path, folder: Path) -> None:
     """Labels keep the publisher's names where ours are numbers alone: a regression's one, and names with commas in
     them.
 

@@ -133,6 +133,11 @@ class SavedModel:
         return read_info(self.top).adapted(shape) if self.adapters else shape
 
     @property
+    def has_head_of_base(self) -> bool:
+        """Whether the head is that of the base: the active adapter, if there is one, has none of its own."""
+        return not (self.adapters and read_info(self.top).head)
+
+    @property
     def tokenizer(self) -> Path:
         """The folder with the tokenizer: the active adapter if it has one, else the base."""
         return self.top if has_tokenizer(self.top) else self.base

@@ -19,9 +19,8 @@ from benchmarks.faults import warm
 from benchmarks.faults.disk_faults import Fault
 from benchmarks.parts.children import TINY_BLOCKS
 from benchmarks.parts.rows import read_rows, write_rows
-from model.formats.checksums import damages
+from model.formats.checksums import CARD_FILE, damages
 from training.checkpoints.folder import Checkpoints, step_of
-from training.report.card import CARD_FILE
 from training.report.run_files import METRICS_FILE, EventReader
 
 STEPS, SAVE_STEPS, RUN = 8, 3, "r"

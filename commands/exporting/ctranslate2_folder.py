@@ -19,7 +19,7 @@ from torch import Tensor
 from commands.convert import fixed_ids, probe_logits
 from commands.exporting.exported import Comparison, Exported
 from model.rows import Rows
-from model.shapes import DECODER, ENCODER, STACKS, Stack, weight_counts
+from model.shapes import DECODER, ENCODER, STACKS, Stack, inner_width, weight_counts, weights
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.program import needs
@@ -27,14 +27,25 @@ from support.units import MIB
 
 QUANTIZATIONS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 QUANTIZED = {"int8": "int8"}  # fp16 is a dtype of the model by now; no CPU and no GPU is quick with 4 bits there.
+LIBRARY_BYTES = 40 * MIB  # Its threads and vocabulary, and what it computes with; measured.
 USE = "{python} -c 'import ctranslate2, sys; ctranslate2.Translator(sys.argv[1])' {folder}"
 ENCODER_USE = "{python} -c 'import ctranslate2, sys; ctranslate2.Encoder(sys.argv[1])' {folder}"
 _ACTIVATIONS = {"relu": "RELU", "gated-gelu": "GELUTanh", "gated-silu": "SWISH"}
 
 
 def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
-    """Bytes that are held beside the model at the highest: the program that checks it holds all weights in fp32."""
-    return 8 * MIB + 4 * weight_counts(shape)["total"]
+    """Bytes that are held beside the model at the highest, while it is quantized or while CTranslate2 runs it.
+
+    Quantized are copies in fp32, of which the joined matrices of attention are copied once more, each with two more
+    copies while its scales are applied. CTranslate2 runs weights in fp32, and packs those of products once more.
+    """
+    counts = weight_counts(shape)
+    bytes_held = 4 * (2 * counts["total"] - counts["embedding"])
+    if precision == "int8":
+        joined = (3 * shape.num_layers + 5 * shape.num_decoder_layers) * shape.d_model * inner_width(shape)
+        largest = max(weight.size for weight in weights(shape))
+        bytes_held = max(bytes_held, 4 * (counts["total"] + joined + 2 * largest))
+    return LIBRARY_BYTES + bytes_held
 
 
 def write(exported: Exported, folder: Path) -> Path:
@@ -86,9 +97,9 @@ def check(exported: Exported, folder: Path) -> list[Comparison]:
     """
     config = exported.model.config
     ctranslate2 = needs("ctranslate2", "--format = ctranslate2")
+    expected = probe_logits(exported.model).detach()  # Before the other program holds its weights.
     runner = ctranslate2.Translator if config.num_decoder_layers else ctranslate2.Encoder
     runs = runner(str(folder), device="cpu", intra_threads=1, compute_type="float32")
-    expected = probe_logits(exported.model).detach()
     sources, steps = fixed_ids(config)
     if config.num_decoder_layers:
         answers = torch.stack(steps[1:], dim=1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.exporting.vocabulary import Vocabulary
+from data.text.templates import Template
 from model.t5 import T5
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ class Exported:
         quantize: precision of the matrices: none, fp16, int8 or q4.
         js: a copy of transformers.js for a page; None: its public address.
         prepare_text: how texts were prepared for it, the setting of that name.
+        template: by which questions are worded.
+        labels_of: the folder that publishes the names of the labels; None: the model has them.
         query_prompt, document_prompt: what stands before texts whose vectors are compared.
         held_out: rows whose answers are compared in each precision; None: there are none.
     """
@@ -32,6 +36,8 @@ class Exported:
     quantize: str = "none"
     js: str | None = None
     prepare_text: str = "none"
+    template: Template = field(default_factory=Template)
+    labels_of: Path | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
     held_out: HeldOut | None = None

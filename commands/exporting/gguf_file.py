@@ -24,15 +24,18 @@ from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.program import needs
 from support.language import say
+from support.units import MIB
 
 CONTEXT_TOKENS = 512  # what llama.cpp assumes of a T5, which has no limit of its own
 MAX_DISTANCE = 128  # beyond which llama.cpp has one bucket, whatever a file says
 # llama.cpp loads no byte-level vocabulary without a merge: this one is of bytes 0xC0 and 0xC1, which UTF-8 never has
 NO_MERGE = "\u00c0 \u00c1"
-USE = 'llama-completion -m {file} -p "Your text"'
+USE = 'llama-completion -m {file} -p "Your text" {decoding}'
 ENCODER_USE = 'llama-embedding -m {file} -p "Your text"'
 STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 QUANTIZED = {"int8": "Q8_0", "q4": "Q4_0"}
+LIBRARY_BYTES = 16 * MIB  # Libraries that are loaded on the way, for the tokenizer and the card.
+READ_PIECE_BYTES = 2500  # The package's reader holds each fact of each piece as an array of its own; measured.
 BLOCK = 32  # numbers that share a scale
 # What rounding changes at most, as a share of a tensor's largest number.
 ROUNDING = {"F32": 0.0, "F16": 1e-3, "BF16": 8e-3, "Q8_0": 5e-3, "Q4_0": 0.13}
@@ -51,8 +54,11 @@ _NORMS = {"attention_norm": "attn_norm", "cross_norm": "cross_attn_norm", "feed_
 
 
 def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
-    """Bytes that are held beside the model: tensors are written one by one."""
-    return 0
+    """Bytes that are held beside the model at the highest: while what was written is compared, the largest tensor as it
+    is stored and three times in fp32, and what the package's reader makes of the vocabulary.
+    """
+    largest = max(weight.size for weight in weights(shape))
+    return LIBRARY_BYTES + (2 + 3 * 4) * largest + READ_PIECE_BYTES * shape.vocab_size
 
 
 def write(exported: Exported, folder: Path) -> Path:
@@ -96,7 +102,7 @@ def check(exported: Exported, folder: Path) -> list[Comparison]:
         nothing, as nothing here runs it.
     Raises:
         UserError: something is missing or differs, as after a disk that was full.
-    Memory: one tensor twice.
+    Memory: one tensor as it is stored, and three times in fp32.
     """
     gguf = needs("gguf", "--format = gguf")
     config = exported.model.config
@@ -109,9 +115,12 @@ def check(exported: Exported, folder: Path) -> list[Comparison]:
     is_whole &= len(reader.fields["tokenizer.ggml.tokens"].data) == len(exported.vocabulary.pieces)
     for name, weight in expected.items() if is_whole else ():
         values = _values(weight, parameters[weight.name], config)
-        numbers = gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type)
-        allowed = ROUNDING[_type(weight, _kind(exported))] * np.abs(values).max()
-        is_whole &= numbers.shape == values.shape and bool(np.abs(numbers - values).max() <= allowed)
+        stored = tensors[name]
+        # The reader's own array is mapped: what is unmapped between two samples of memory counts as held.
+        data = np.fromfile(path, stored.data.dtype, stored.data.size, offset=stored.data_offset)
+        numbers = gguf.quants.dequantize(data.reshape(stored.data.shape), stored.tensor_type)
+        allowed = ROUNDING[_type(weight, _kind(exported))] * _largest(values)
+        is_whole &= numbers.shape == values.shape and _largest(numbers - values) <= allowed
     if not is_whole:
         raise UserError("--output = {path}, does not hold what was written; check the disk", path=path)
     return []
@@ -189,6 +198,11 @@ def _values(weight: Weight, parameter: torch.Tensor, shape: T5ModelConfig) -> np
     if weight.name == "decoder.final_norm.weight" and shape.scale_decoder_outputs:
         values = values * shape.d_model**-0.5
     return values.contiguous().numpy()
+
+
+def _largest(values: np.ndarray[Any, Any]) -> float:
+    """The largest magnitude. Memory: none, where `abs` would copy all."""
+    return max(-float(values.min()), float(values.max()))
 
 
 def _describe(writer: Any, gguf: ModuleType, c: T5ModelConfig, name: str, kind: str) -> None:

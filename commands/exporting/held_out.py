@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commands.evaluate import evaluation_rows
+from commands.exporting.onnx_files import LIBRARY_BYTES, graph_bytes, session_bytes
 from commands.exporting.onnx_run import CachedDecoder, padded, session
 from data.batches.loader import StepLoader
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import Config, GenerateConfig, T5ModelConfig
+from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
 from settings.tasks import MODEL_HEADS, task_named
+from support.language import join, say
 from training.evaluation.samples import generate_metrics
 from training.processes.group import Group
+from training.report.progress import Progress
 from training.saved_model import SavedModel
 
 SCORE = "identical"
@@ -41,14 +45,20 @@ class HeldOut:
         """Rows that are answered together."""
         return max(1, min(MOST_ROWS, MOST_TOKENS // self.loader.longest[0]))
 
-    def bytes_beside(self, shape: T5ModelConfig) -> int:
-        """Bytes that onnxruntime holds at the highest while rows are answered, without the graphs."""
+    def bytes_beside(self, shape: T5ModelConfig, precision: str) -> int:
+        """Bytes that onnxruntime holds at the highest while rows are answered, both graphs among them.
+
+        Args:
+            precision: of the copy that answers too.
+        """
         source = self.loader.longest[0]
         target = self.new_tokens + 1
         scores = 2 * shape.num_heads * source * source
         inner = source * (4 * shape.d_model + 3 * shape.d_ff + 3 * shape.num_heads * shape.d_kv)
         keys_and_values = 4 * shape.num_decoder_layers * shape.num_heads * shape.d_kv * (source + target)
-        return 4 * self.rows_at_once * (scores + inner + keys_and_values + 2 * shape.vocab_size)
+        answering = 4 * self.rows_at_once * (scores + inner + keys_and_values + 2 * shape.vocab_size)
+        graphs = sum(session_bytes(size, precision) for size in graph_bytes(shape))
+        return LIBRARY_BYTES + graphs + answering
 
     def identical(self, encoder: Path, decoder: Path, shape: T5ModelConfig) -> float:
         """The share of rows whose greedy answer is the right one letter by letter, in percent.
@@ -79,21 +89,28 @@ class HeldOut:
 
 
 def held_out(config: Config, model: SavedModel) -> HeldOut | None:
-    """The rows of `--validation_file`, or of the one that the model's run was measured on, if it is still there.
+    """The rows of `--validation_file`, or of the one that the model's run was measured on, if it can still be read.
 
     Returns:
         None where there are none, the model writes no text, or nothing shall be answered.
     Raises:
-        UserError: the rows are not usable. DoesNotFit: the budget does not hold the child that prepares them.
+        UserError: the rows of `--validation_file` are not usable. DoesNotFit: the budget does not hold the child that
+            prepares rows.
     """
     most = config.metrics.eval_generate_rows
     if most == 0 or not MODEL_HEADS[model.shape.head].writes_text:
         return None
-    if not config.is_set("validation_file"):
-        file = model.run_settings.get("validation_file")
-        if file is None or not Path(file).is_file():
-            return None
-    _, prepared, loader = evaluation_rows(config, model)
+    is_named = config.is_set("validation_file")
+    if not is_named and model.run_settings.get("validation_file") is None:
+        return None
+    try:
+        _, prepared, loader = evaluation_rows(config, model)
+    except UserError as error:
+        if is_named or isinstance(error, DoesNotFit):
+            raise
+        text = "the validation file of the model's run is not usable any more, so no rows are answered: {problem}"
+        Progress(1).note(say(text, problem=join("; ", error.problems)))
+        return None
     rows = min(loader.num_rows, task_named(prepared.objective).answered_rows if most == AUTO else int(most))
     if rows == 0:
         return None

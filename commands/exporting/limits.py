@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from data.text.proteins import example
+from data.text.templates import Template
 from support.language import say
 
 # Setting -> what CTranslate2's `translate_batch` calls it.
@@ -29,6 +31,23 @@ _LLAMA_CPP = {
 }
 
 
+def decoding_words(form: str, settings: Mapping[str, Any]) -> list[str]:
+    """How a program decodes as the model does here, in its own words, such as `beam_size=1` or `--temp 0.0`.
+
+    Args:
+        form: the format. settings: for decoding, that the model's folder publishes.
+    Returns:
+        none for ONNX, whose programs read them from the folder.
+    """
+    if form == "ctranslate2":
+        settings = {"num_beams": 1, **settings}  # CTranslate2 would search with two beams.
+        return [f"{_CTRANSLATE2[name]}={value}" for name, value in settings.items() if name in _CTRANSLATE2]
+    if form == "gguf":
+        settings = {"temperature": 0.0, **settings}  # llama.cpp would sample.
+        return [f"{_LLAMA_CPP[name]} {value}" for name, value in settings.items() if name in _LLAMA_CPP]
+    return []
+
+
 def runtime_notes(form: str, settings: Mapping[str, Any], has_answer_list: bool) -> Iterator[str]:
     """Sentences on what a program does otherwise than the model here, none where there is nothing to say.
 
@@ -44,6 +63,8 @@ def runtime_notes(form: str, settings: Mapping[str, Any], has_answer_list: bool)
                 "See with --num_beams=1 what greedy answers are worth"
             )
             yield say(text)
+        if settings.get("top_p", 1.0) < 1.0:
+            yield say("transformers.js has no top_p: it samples from all top_k tokens; Optimum heeds it")
         if has_answer_list:
             text = (
                 "answers.txt, is heeded by neither transformers.js nor Optimum, which may answer anything: give "
@@ -52,7 +73,7 @@ def runtime_notes(form: str, settings: Mapping[str, Any], has_answer_list: bool)
             )
             yield say(text)
     elif form == "ctranslate2":
-        yield from _to_be_named(settings, _CTRANSLATE2, "CTranslate2", "translate_batch(...)")
+        yield _to_be_named("CTranslate2", "translate_batch(...)", decoding_words(form, settings))
         if has_answer_list:
             text = (
                 "answers.txt, is not heeded by CTranslate2, which may answer anything: score each line of the list by "
@@ -60,7 +81,7 @@ def runtime_notes(form: str, settings: Mapping[str, Any], has_answer_list: bool)
             )
             yield say(text)
     elif form == "gguf":
-        yield from _to_be_named({"temperature": 0.0, **settings}, _LLAMA_CPP, "llama.cpp", "llama-completion")
+        yield _to_be_named("llama.cpp", "llama-completion", decoding_words(form, settings))
         missing = [name for name in ("num_beams", "no_repeat_ngram_size", "min_new_tokens") if name in settings]
         if missing:
             text = (
@@ -92,13 +113,28 @@ def prompt_notes(form: str, prompts: Iterable[str | None]) -> Iterator[str]:
         )
 
 
-def _to_be_named(settings: Mapping[str, Any], names: Mapping[str, str], program: str, call: str) -> Iterator[str]:
-    """Settings that a program has under its own names, and reads from no file."""
-    words = []
-    for name, value in settings.items():
-        if name in names:
-            own = names[name]
-            words.append(f"{own} {value}" if own.startswith("-") else f"{own}={value}")
-    if words:
-        text = "{program} reads no generation settings from the folder; name them to {call}: {words}"
-        yield say(text, program=program, call=call, words=", ".join(words))
+def text_notes(form: str, template: Template, prepare_text: str) -> Iterator[str]:
+    """Sentences on what is done to a text before it is tokenized, none where nothing is.
+
+    Args:
+        form: the format, whose page words questions by itself.
+        template: by which questions are worded. prepare_text: the setting of that name.
+    """
+    before, after = template.text_around_question()
+    before = template.prefix + before
+    if (before or after) and form != "web":
+        text = "questions are worded by this program alone: write {before} before them and {after} behind them there"
+        yield say(text, before=repr(before), after=repr(after))
+    if prepare_text != "none":
+        original, prepared = example(prepare_text)
+        text = (
+            "texts are prepared by this program alone (--prepare_text={prepare_text}): give {prepared} in place of "
+            "{original} there"
+        )
+        yield say(text, prepare_text=prepare_text, prepared=prepared, original=original)
+
+
+def _to_be_named(program: str, call: str, words: Iterable[str]) -> str:
+    """A sentence on settings that a program has under its own names, and reads from no file."""
+    text = "{program} reads no generation settings from the folder; name them to {call}: {words}"
+    return say(text, program=program, call=call, words=", ".join(words))

@@ -24,6 +24,7 @@ from commands.exporting.onnx_graph import decoder_graph, encoder_graph, label_gr
 from commands.exporting.onnx_quantize import TOOL_SHARES, halve, need_packages, quantize
 from commands.exporting.onnx_run import Array, CachedDecoder, padded, session
 from commands.exporting.onnx_store import MOST_INSIDE_BYTES, PIECE_BYTES, store
+from commands.new_folder import keep_label_names
 from engine.weights import weight_store_for
 from model import hf_format
 from model.decoding.generation import generate
@@ -64,13 +65,21 @@ def bytes_beside(shape: T5ModelConfig, precision: str) -> int:
     """
     need_packages(precision)
     graphs = graph_bytes(shape)
-    largest = max(graphs)
-    # onnxruntime copies what lies inside a graph; what lies beside it stays in its file.
-    copied = max((size for size in graphs if size <= MOST_INSIDE_BYTES), default=0)
+    in_session = max(session_bytes(size, precision) for size in graphs)
+    in_tool = int(max(graphs) * TOOL_SHARES.get(precision, 0))
+    return LIBRARY_BYTES + 2 * PIECE_BYTES + max(in_session, in_tool)
+
+
+def session_bytes(size: int, precision: str) -> int:
+    """Bytes that onnxruntime holds of the weights of a graph.
+
+    Args:
+        size: of the weights in fp32. precision: of the copy that is run too.
+    """
     if precision == "fp16":  # A CPU's onnxruntime makes fp32 of it.
-        copied = largest + min(largest // 2, MOST_INSIDE_BYTES)
-    in_tool = int(largest * TOOL_SHARES.get(precision, 0))
-    return LIBRARY_BYTES + 2 * PIECE_BYTES + max(copied, in_tool)
+        return size + min(size // 2, MOST_INSIDE_BYTES)
+    # onnxruntime copies what lies inside a graph; what lies beside it stays in its file.
+    return size if size <= MOST_INSIDE_BYTES else 0
 
 
 def write(exported: Exported, folder: Path) -> Path:
@@ -97,6 +106,8 @@ def write(exported: Exported, folder: Path) -> Path:
         elif exported.quantize != "none":
             are_beside[copy.name] = quantize(path, copy, exported.quantize)
     _write_config(config, exported.quantize, are_beside, folder)
+    if exported.labels_of is not None:
+        keep_label_names(exported.labels_of, folder)
     return path
 
 

@@ -57,8 +57,11 @@ def _cast(x: str, output: str, kind: int) -> NodeProto:
 
 
 def quantize(path: Path, copy: Path, precision: str) -> bool:
-    """Write an fp32 graph in int8, a scale for each output and activations quantized as they come, or in q4, a scale
-    for each 32 numbers, where tables of tokens are in int8.
+    """Write an fp32 graph in int8 or q4.
+
+    In int8, a matrix has a scale for each output, and activations are quantized as they come; a table of tokens has one
+    scale for all of it, also where the same table gives the logits. In q4, each 32 numbers of a matrix have a scale,
+    and tables of tokens are in int8.
 
     Returns:
         whether the weights of the copy lie beside it.

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from commands.exporting import onnx_files
 from commands.exporting.exported import Exported
-from data.text.templates import Template
+from model.formats.headers import read_json
+from model.formats.heads import label_names
+from model.formats.shape_file import CONFIG_FILE
 from settings.declared import GenerateConfig, T5ModelConfig
 from settings.errors import UserError
-from settings.tasks import MODEL_HEADS
 from support.units import format_size
 
 USE = "{python} -m http.server --directory {folder}"
@@ -106,13 +107,11 @@ def write(exported: Exported, folder: Path) -> Path:
     onnx_files.write(exported, folder)
     config = exported.model.config
     vocabulary = exported.vocabulary
-    template = Template()
-    if MODEL_HEADS[config.head].writes_text:
-        template = Template.read(folder) or template
+    template = exported.template
     before, after = template.text_around_question()
     facts = {
         "head": config.head,
-        "labels": config.label_names,
+        "labels": label_names(read_json(folder / CONFIG_FILE)) if config.label_names else [],
         "dtype": "fp32" if exported.quantize == "none" else exported.quantize,
         "bytes": sum(path.stat().st_size for path in _downloaded(exported.quantize, folder)),
         "before": template.prefix + before,

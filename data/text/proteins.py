@@ -15,6 +15,18 @@ PREFIXES = ("<AA2fold>", "<fold2AA>")  # of ProstT5, before amino acids and befo
 _RARE = str.maketrans("UZOB", "XXXX")
 
 
+def example(how: str) -> tuple[str, str]:
+    """A protein, and what a tokenizer gets in its place, both as Python writes them.
+
+    Args:
+        how: one of `PREPARATIONS`.
+    """
+    letters = "MKU"
+    if how == ANKH:
+        return repr(letters), repr(list(letters))
+    return repr(letters), repr(prepared(letters, how)[0])
+
+
 def prepared(text: str, how: str) -> tuple[str, list[int]]:
     """A protein's text for the tokenizer, and where in it each letter stands.
 

@@ -17,16 +17,20 @@ from support.language import say
 from support.storage import MOST_TABLE_BYTES, digest, read_text
 
 CHECKSUMS_FILE = "checksums.json"
+CARD_FILE = "README.md"  # It has no sum: its owner may rewrite it.
 STATE = "state"  # what only resuming needs lies below it, and is not published
 Entry = dict[str, Any]
 
 
 def describe(folder: Path) -> dict[str, Entry]:
-    """Path inside the folder -> size in bytes and SHA-256, of every file. Memory: 1 MiB; time: one reading."""
+    """Path inside the folder -> size in bytes and SHA-256, of every file but the model card.
+
+    Memory: 1 MiB. Time: one reading.
+    """
     return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest(path)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / CHECKSUMS_FILE
+        if path.is_file() and path not in (folder / CHECKSUMS_FILE, folder / CARD_FILE)
     }
 
 
@@ -101,7 +105,7 @@ def damages(folder: Path, deep: bool = True, with_state: bool = True) -> list[st
     return [
         problem
         for name, entry in sums["files"].items()
-        if not name.startswith(left_out)
+        if name != CARD_FILE and not name.startswith(left_out)  # Earlier versions wrote a sum of the card.
         for problem in _damage(folder / name, entry, deep)
     ]
 

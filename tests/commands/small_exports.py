@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from model import hf_format
 from model.t5 import T5
 from settings.declared import Config, T5ModelConfig
 from settings.loading import load
+from tests import warm
 
 TEXTS = [f"a river runs under a bridge {number}, and it's 3 o'clock; 中文" for number in range(100)]
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
@@ -21,6 +23,25 @@ SHAPES: dict[str, dict[str, Any]] = {
     "umt5": {**GATED, "bias_in_every_layer": True},
     "madlad": {**GATED, "scale_decoder_outputs": False, "decoder_start_token_id": 3},
 }
+
+WIDE = {"d_model": 768, "d_ff": 2048, "num_heads": 12, "d_kv": 64}  # 33 million weights.
+WITH_NAMED_BUDGET = """
+import re
+import sys
+
+from commands.export import export
+from settings.errors import DoesNotFit
+from settings.loading import load
+
+flags = dict(word.split("=", 1) for word in sys.argv[1:])
+budget = "1M"
+while True:
+    try:
+        export(load("export", {**flags, "memory_budget": budget}))
+        break
+    except DoesNotFit as error:
+        budget = re.search("--memory_budget=([0-9]+M) or more", str(error))[1]
+"""
 
 
 def saved(folder: Path, tokenizer: Tokenizer, **fields: Any) -> tuple[Path, T5]:
@@ -39,3 +60,9 @@ def saved(folder: Path, tokenizer: Tokenizer, **fields: Any) -> tuple[Path, T5]:
 
 def settings(source: Path, output: Path, form: str, **flags: str) -> Config:
     return load("export", {"model": str(source), "output": str(output), "format": form, **flags})
+
+
+def export_with_named_budget(**flags: object) -> None:
+    """Export in a child with the budget that a refusal names; it takes no more, or this raises."""
+    done = warm.run(WITH_NAMED_BUDGET, [f"{name}={value}" for name, value in flags.items()], os.environ)
+    assert done.returncode == 0, done.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +13,23 @@ from typing import Any
 import pytest
 import torch
 
+from commands.check import check
 from commands.export import export
+from data.text.templates import Template
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
+from model import hf_format
 from model.decoding.generation import generate
+from model.formats.sentence_transformers import TextSettings, write_text_settings
 from model.rows import Rows
 from model.t5 import T5
 from serving.model import Model
 from settings.errors import UserError
 from tests.commands.llama_graph import LlamaT5
 from tests.commands.llama_library import LlamaModel
-from tests.commands.small_exports import SHAPES, TEXTS, saved, settings
+from tests.commands.small import flags_of
+from tests.commands.small_exports import SHAPES, TEXTS, WIDE, export_with_named_budget, saved, settings
+from tests.training.setup.test_adapters import make_adapter
 
 ENCODERS: dict[str, dict[str, Any]] = {
     family: {"num_decoder_layers": 0, "head": "none"}
@@ -242,3 +250,116 @@ def test_ctranslate2_gives_the_same_answers(family: str, tokenizers: dict[str, T
         [names[number] if number < tokenizer.size else f"[PAD{number}]" for number in answer]
         for answer in generate(model, rows, max_new_tokens=12)
     ]
+
+
+FOR_CTRANSLATE2 = [
+    pytest.param("ctranslate2", precision, marks=pytest.mark.slow) for precision in ("none", "fp16", "int8")
+]
+
+
+@pytest.mark.parametrize(("form", "quantize"), [("gguf", "none"), ("gguf", "fp16"), ("gguf", "int8"), *FOR_CTRANSLATE2])
+def test_the_budget_that_a_refusal_names_is_enough(
+    form: str, quantize: str, tokenizers: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    pytest.importorskip(form)
+    source, _ = saved(tmp_path / "model", tokenizers["bpe"], **WIDE)
+    export_with_named_budget(model=source, output=tmp_path / "out", format=form, quantize=quantize)
+
+
+def test_numbers_that_fp16_cannot_hold_are_refused_by_the_flag_that_was_typed(
+    tokenizers: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf")
+    source, model = saved(tmp_path / "model", tokenizers["bpe"])
+    model.embedding.data[0, 0] = 1e5
+    hf_format.save(model, source)
+    for flag in ("quantize", "dtype"):
+        with pytest.raises(UserError, match=f"--{flag} = fp16, cannot hold the 1.0e\\+05"):
+            export(settings(source, tmp_path / "out", "gguf", **{flag: "fp16"}))
+
+
+def test_a_greedy_model_is_greedy_in_llama_cpp_too(
+    tokenizers: dict[str, Tokenizer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf")
+    source, _ = saved(tmp_path / "model", tokenizers["bpe"])
+    (source / "generation_config.json").write_text('{"max_new_tokens": 12}')
+    Template.load("Q: {prompt}\nA:", "it's: ").save(source)
+    export(settings(source, tmp_path / "out", "gguf"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    (command,) = re.findall(r"```\n(llama-completion .*?)\n```", card, re.DOTALL)
+    text = "it's: Q: Your text\nA:"
+    assert shlex.split(command)[3:] == ["-p", text, "--temp", "0.0", "-n", "12"]
+    output = " ".join(capsys.readouterr().out.split())
+    assert "llama-completion -m" in output and "--temp 0.0 -n 12" in output
+    assert '"it\'s: Q: " before them' in output
+
+
+@pytest.mark.slow
+def test_the_card_of_ctranslate2_gives_the_models_own_answer(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    tokenizer = tokenizers["bpe"]
+    source, model = saved(tmp_path / "model", tokenizer)
+    (source / "generation_config.json").write_text('{"max_new_tokens": 12}')
+    Template.load("Q: {prompt} A:").save(source)
+    export(settings(source, tmp_path / "out", "ctranslate2"))
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)
+    code = code.replace('compute_type="int8"', 'compute_type="float32"')
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True)
+    (prompt,) = tokenizer.encode_prompts(["Q: Your text A:"])
+    (answer,) = generate(model, [[*prompt.tolist(), tokenizer.eos_id]], max_new_tokens=12)
+    assert done.stdout.rstrip("\n") == tokenizer.decode(answer).rstrip("\n"), done.stderr
+
+
+@pytest.mark.parametrize(("how", "prepared"), [("prott5", "'M K X'"), ("ankh", "['M', 'K', 'U']")])
+def test_texts_that_are_prepared_here_alone_are_shown(
+    how: str, prepared: str, tokenizers: dict[str, Tokenizer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf")
+    source, _ = saved(tmp_path / "model", tokenizers["bpe"], **ENCODERS["t5"])
+    (source / "settings.json").write_text(json.dumps({"prepare_text": how}))
+    export(settings(source, tmp_path / "out", "gguf"))
+    assert f"give {prepared} in place of 'MKU'" in " ".join(capsys.readouterr().out.split())
+    assert f"give `{prepared}` in place of `'MKU'`" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("place", ["checkpoint", "sentence-transformers"])
+def test_a_card_has_the_prompts_wherever_they_are_published(
+    place: str, tokenizers: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf")
+    source = tmp_path / "run" / "checkpoints" / "step_00000001"
+    source.mkdir(parents=True)
+    saved(source, tokenizers["bpe"], **{**ENCODERS["t5"], "head": "embedding"})
+    if place == "checkpoint":
+        (tmp_path / "run" / "settings.json").write_text('{"query_prompt": "ask: "}')
+    else:
+        write_text_settings(source, TextSettings(query_prompt="ask: "))
+    export(settings(source, tmp_path / "out", "gguf"))
+    assert "-p 'ask: Your question'" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_card_of_an_adapter_knows_the_head_of_its_base(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    source, _ = saved(tmp_path / "model", tokenizers["bpe"], **ENCODERS["t5"])
+    adapter = make_adapter(source, tmp_path / "adapter", 1)
+    export(settings(source, tmp_path / "out", "gguf", adapter=str(adapter)))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "pipeline_tag: feature-extraction" in card and "llama-embedding" in card
+
+
+def test_a_card_with_its_owners_words_stays(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    """It is no damage either; a card of ours is written anew."""
+    pytest.importorskip("gguf")
+    source, _ = saved(tmp_path / "model", tokenizers["bpe"])
+    card = tmp_path / "out" / "README.md"
+    export(settings(source, tmp_path / "out", "gguf"))
+    written = card.read_text()
+    card.write_text(written + "mine")
+    assert check(flags_of("check", model=tmp_path / "out"))
+    export(settings(source, tmp_path / "out", "gguf", overwrite="True"))
+    assert card.read_text() == written
+    card.write_text("mine")
+    export(settings(source, tmp_path / "out", "gguf", overwrite="True"))
+    assert card.read_text() == "mine"
+    assert check(flags_of("check", model=tmp_path / "out"))

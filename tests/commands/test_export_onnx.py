@@ -15,6 +15,7 @@ import torch
 
 from commands.export import export
 from commands.exporting.limits import runtime_notes
+from data.text.templates import Template
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from model import hf_format
@@ -24,7 +25,7 @@ from serving.model import Model
 from settings.errors import DoesNotFit, UserError
 from settings.program import start_command
 from tests.commands.small import write_rows
-from tests.commands.small_exports import SHAPES, TEXTS, saved, settings
+from tests.commands.small_exports import SHAPES, TEXTS, WIDE, export_with_named_budget, saved, settings
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -173,6 +174,64 @@ def test_rows_are_refused_where_no_answers_are_compared(tokenizer: Tokenizer, tm
         export(settings(source, tmp_path / "out", "gguf", eval_generate_rows="8"))
 
 
+@pytest.mark.parametrize("names", ["{a},{b}", "news={a},law={b}"])
+def test_the_runs_rows_may_lie_in_several_files(
+    names: str, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, _ = saved(tmp_path / "model", tokenizer)
+    files = {
+        name: str(write_rows(tmp_path / f"{name}.jsonl", [{"prompt": f"a river {name}", "response": "runs"}]))
+        for name in ("a", "b")
+    }
+    facts = {"objective": "pairs", "is_finetune": True, "validation_file": names.format(**files)}
+    (source / "settings.json").write_text(json.dumps(facts))
+    export(settings(source, tmp_path / "out", "onnx", quantize="fp16", cache_dir=str(tmp_path / "cache")))
+    assert "of 2 held-out rows" in " ".join(capsys.readouterr().out.split())
+
+
+def test_rows_of_the_run_that_are_not_usable_any_more_are_no_error(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, _ = saved(tmp_path / "model", tokenizer)
+    other = write_rows(tmp_path / "other.jsonl", [{"question": "a river", "score": 3}])
+    for path in (other, tmp_path / "missing.jsonl"):
+        facts = {"objective": "pairs", "is_finetune": True, "validation_file": str(path)}
+        (source / "settings.json").write_text(json.dumps(facts))
+        flags = {"quantize": "fp16", "overwrite": "True", "cache_dir": str(tmp_path / "cache")}
+        export(settings(source, tmp_path / "out", "onnx", **flags))
+        output = " ".join(capsys.readouterr().out.split())
+        assert "validation file" in output and path.name in output and "answered right" not in output
+        with pytest.raises(UserError, match=path.name):
+            export(settings(source, tmp_path / "out", "onnx", validation_file=str(path), **flags))
+
+
+@pytest.mark.parametrize("flag", ["validation_file", "eval_generate_rows"])
+def test_rows_are_refused_where_nothing_answers(flag: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source, _ = saved(tmp_path / "model", tokenizer, num_decoder_layers=0, head="none")
+    with pytest.raises(UserError, match=f"--{flag} = 8, is for models that write text"):
+        export(settings(source, tmp_path / "out", "onnx", quantize="int8", **{flag: "8"}))
+
+
+@pytest.mark.parametrize("quantize", ["none", "fp16", "int8"])
+def test_the_budget_that_a_refusal_names_is_enough(quantize: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """With both graphs open while rows are answered."""
+    source, _ = saved(tmp_path / "model", tokenizer, **WIDE)
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a river", "response": "runs"}])
+    flags = {"validation_file": rows, "cache_dir": tmp_path / "cache", "quantize": quantize}
+    export_with_named_budget(model=source, output=tmp_path / "out", format="onnx", **flags)
+
+
+def test_labels_keep_the_names_that_are_published(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Also those that the setting cannot hold, with a comma in them."""
+    fields = {"num_decoder_layers": 0, "head": "sequence", "labels": "3"}
+    source, _ = saved(tmp_path / "model", tokenizer, **fields)
+    names = {"0": "Food, drink", "1": "Sports", "2": "Arts"}
+    path = source / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": names}))
+    export(settings(source, tmp_path / "out", "onnx"))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == names
+
+
 def test_large_weights_lie_beside_their_graph(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,13 +266,15 @@ def test_the_code_of_a_card_runs_as_it_is(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, model = saved(tmp_path / "model", tokenizer, num_layers=2, num_decoder_layers=3)
+    (source / "generation_config.json").write_text('{"max_new_tokens": 12}')
+    Template.load("Q: {prompt} A:", "tell: ").save(source)
     export(settings(source, tmp_path / "out", "onnx"))
     code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path / "out")
     capsys.readouterr()
     exec(code, {})
-    (prompt,) = tokenizer.encode_prompts(["Your text"])
-    (answer,) = generate(model, [[*prompt, tokenizer.eos_id]], max_new_tokens=63)
+    (prompt,) = tokenizer.encode_prompts(["tell: Q: Your text A:"])
+    (answer,) = generate(model, [[*prompt, tokenizer.eos_id]], max_new_tokens=12)
     assert capsys.readouterr().out.rstrip("\n") == tokenizer.decode(answer).rstrip("\n")
 
 
@@ -234,6 +295,8 @@ def test_what_a_program_cannot_do_is_said_at_export(
     ("form", "decoding", "words"),
     [
         ("ctranslate2", {"num_beams": 4, "min_new_tokens": 2}, ["beam_size=4", "min_decoding_length=2", "score_batch"]),
+        ("ctranslate2", {}, ["beam_size=1"]),
+        ("onnx", {"temperature": 0.7, "top_k": 50, "top_p": 0.9}, ["top_p"]),
         ("gguf", {"repetition_penalty": 1.5}, ["--temp 0.0", "--repeat-penalty 1.5", "--grammar"]),
         ("gguf", {"no_repeat_ngram_size": 3}, ["no_repeat_ngram_size"]),
         ("onnx", {"split_prompts": "sentence"}, ["split_prompts"]),

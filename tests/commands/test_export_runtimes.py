@@ -29,7 +29,7 @@ from model import hf_format
 from model.decoding.generation import generate
 from model.rows import Rows
 from model.t5 import T5
-from settings.declared import T5ModelConfig
+from settings.declared import GenerateConfig, T5ModelConfig
 from settings.precedence import model_presets
 from tests.commands.in_chromium import answers_in_chromium
 from tests.commands.llama_library import LlamaModel
@@ -291,5 +291,5 @@ def test_the_code_of_a_card_runs_in_each_program(head: str, program: str, tokeni
     assert done.returncode == 0, done.stderr
     if head == "text":
         (prompt,) = tokenizer.encode_prompts(["Your text"])
-        (ids,) = generate(model, [[*prompt, tokenizer.eos_id]], max_new_tokens=63)
+        (ids,) = generate(model, [[*prompt, tokenizer.eos_id]], max_new_tokens=GenerateConfig.max_new_tokens)
         assert done.stdout.strip() == tokenizer.decode(ids).strip()

@@ -150,6 +150,17 @@ def test_a_question_is_worded_as_the_model_learnt_it(folder: Path, tmp_path: Pat
     assert (facts["before"], facts["after"]) == ("tell: Q: ", "\n</script>A:")
 
 
+def test_labels_have_the_names_that_are_published(tmp_path: Path) -> None:
+    model = encoder(tmp_path, head="sequence", labels="2")
+    path = model / "config.json"
+    names = {"0": "Food, drink", "1": "Sports"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": names}))
+    _, facts = page_of(model, tmp_path / "page")
+    assert facts["labels"] == ["Food, drink", "Sports"]
+    _, facts = page_of(encoder(tmp_path / "other", head="sequence", labels="regression"), tmp_path / "numbers")
+    assert facts["labels"] == []
+
+
 def test_what_cannot_work_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"npm install --ignore-scripts @huggingface/transformers@4\.3"):

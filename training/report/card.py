@@ -9,16 +9,21 @@ Source: Hugging Face's model cards, YAML between two lines of dashes, then Markd
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data.sources.places import public
+from data.text.proteins import PREPARATIONS, example
+from data.text.templates import Template
+from model.formats.answering import read_answer_settings
+from model.formats.checksums import CARD_FILE
 from model.formats.heads import class_of
 from model.formats.shape_file import read_config
 from model.shapes import weight_counts
-from settings.declared import T5ModelConfig
+from settings.declared import GenerateConfig, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 from settings.tasks import MODEL_HEADS, task_for
@@ -39,7 +44,6 @@ from training.report.run_files import (
 )
 from training.report.wording import duration
 
-CARD_FILE = "README.md"
 MARK = "<!-- written by FrugalT5; remove this line to keep your own words -->"
 # These files are not for others; the last is there only while the run is alive.
 OWN_FILES = ("checkpoints/*", RUN_FILE, SETTINGS_FILE, OWNER_FILE)
@@ -117,6 +121,11 @@ On {{ "{:,}".format(best.rows) }} held-out rows\
 In this folder:
 
 {{ usage }}
+{% if preparation %}
+
+The model was trained on texts prepared by `--prepare_text={{ preparation.name }}`: \
+give `{{ preparation.prepared }}` in place of `{{ preparation.text }}`.
+{% endif %}
 {% if comparisons %}
 
 ## Compared with the model
@@ -137,6 +146,25 @@ Tokenizer: {{ ids }}.
 """
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """How a model is used, by all folders that say something of it: an adapter's, its base's and that of its run.
+
+    Args:
+        shape: with the head of the adapter; None: it is unknown.
+        settings: of the run that trained it, or of a folder of sentence-transformers.
+        template: by which questions were worded in training.
+        new_tokens: of the longest answer.
+        decoding: how the program of the format decodes as the model does, in its own words, such as `beam_size=1`.
+    """
+
+    shape: T5ModelConfig | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    template: Template = field(default_factory=Template)
+    new_tokens: int = GenerateConfig.max_new_tokens
+    decoding: Sequence[str] = ()
+
+
 def write_card(
     model: Path,
     folder: Path,
@@ -144,6 +172,7 @@ def write_card(
     comparisons: Sequence[tuple[str, str, str, str, str]] = (),
     ids: str = "",
     answered_rows: int = 0,
+    facts: ModelFacts | None = None,
 ) -> bool:
     """Write the card of a model into a folder, unless its owner has written one.
 
@@ -152,23 +181,33 @@ def write_card(
         comparisons: of an export with the model: precision, size of the graphs, difference, equal answers and right
             ones, in words.
         ids: what its tokenizer gives in other programs. answered_rows: held-out rows that were answered.
+        facts: None: what the folder of the model says itself.
     Returns:
         whether it was written.
     Raises:
         OSError: the folder cannot be written.
     """
     path = folder / CARD_FILE
-    with suppress(FileNotFoundError):
-        try:
-            is_ours = MARK in read_text(path)
-        except ValueError:
-            is_ours = False
-        if not is_ours:
-            return False
+    if has_own_words(folder):
+        return False
     has_spiece = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
     file = next((path.name for path in folder.glob("*.gguf")), "")
-    write_text(path, card(model, form, has_spiece, file, comparisons, english(ids), answered_rows))
+    write_text(path, card(model, form, has_spiece, file, comparisons, english(ids), answered_rows, facts))
     return True
+
+
+def has_own_words(folder: Path) -> bool:
+    """Whether a folder has a README.md that its owner has written.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return MARK not in read_text(folder / CARD_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except ValueError:  # It is no text in UTF-8, so it is not ours.
+        return True
 
 
 def push_command(folder: Path, name: str = "") -> str:
@@ -187,23 +226,23 @@ def card(
     comparisons: Sequence[tuple[str, str, str, str, str]] = (),
     ids: str = "",
     answered_rows: int = 0,
+    facts: ModelFacts | None = None,
 ) -> str:
     """The text of a model's card.
 
     Args:
         form, comparisons: as of `write_card`.
         has_spiece: whether the tokenizer beside it is `spiece.model` alone. file: with the model, where its format has
-            one file. ids, answered_rows: as of `write_card`.
+            one file. ids, answered_rows, facts: as of `write_card`.
         model: a run's folder, whose log folder its settings name; of any other folder little is known.
     Memory: one event at a time.
     """
     from jinja2 import Environment  # It is not held in memory while a run trains.
 
     settings = read_record(model / SETTINGS_FILE)
-    fields = {name: settings[name] for name in vars(T5ModelConfig()) if name in settings}
-    shape = T5ModelConfig(**fields) if fields else None
-    with suppress(UserError):  # The folder of an adapter holds no shape: there the run's settings have it.
-        shape = read_config(model)
+    if facts is None:
+        facts = _facts_of_folder(model, settings)
+    shape = facts.shape
     head = MODEL_HEADS["text" if shape is None else shape.head]
     encoder = ""
     if shape is not None and not head.writes_text:
@@ -213,8 +252,18 @@ def card(
     run_facts: dict[str, Any] = {"origin": "", "data": {}, "training": [], "first_loss": None, "best": {}}
     if settings:
         run_facts = _of_run(model, settings, "text" if shape is None else shape.head)
-    vectors = {} if shape is None or not head.has_vectors else _vectors(shape, settings)
+    vectors = {} if shape is None or not head.has_vectors else _vectors(shape, facts.settings)
+    text = "Your text"
+    if head.writes_text:
+        before, after = facts.template.text_around_question()
+        text = facts.template.prefix + before + text + after
+    preparation: dict[str, str] = {}
+    prepare_text = facts.settings.get("prepare_text")
+    if prepare_text in PREPARATIONS:
+        original, prepared = example(prepare_text)
+        preparation = {"name": prepare_text, "text": original, "prepared": prepared}
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     usage = environment.from_string(USAGE).render(
         form=form,
         encoder=encoder,
@@ -223,11 +272,16 @@ def card(
         head="text" if shape is None else shape.head,
         precision=comparisons[-1][0] if comparisons else "",
         vectors=vectors,
+        text=text,
+        quoted=shlex.quote(vectors["question"] if vectors else text),
+        new_tokens=facts.new_tokens,
+        decoding=facts.decoding,
     )
     return environment.from_string(TEMPLATE).render(
         form=form,
         usage=usage,
         vectors=vectors,
+        preparation=preparation,
         comparisons=comparisons,
         ids=ids,
         answered_rows=answered_rows,
@@ -240,7 +294,20 @@ def card(
     )
 
 
-def _vectors(shape: T5ModelConfig, settings: Record) -> dict[str, Any]:
+def _facts_of_folder(model: Path, settings: Record) -> ModelFacts:
+    """What one folder says, of a run that has these settings or of another model."""
+    fields = {name: settings[name] for name in vars(T5ModelConfig()) if name in settings}
+    shape = T5ModelConfig(**fields) if fields else None
+    with suppress(UserError):  # The folder of an adapter holds no shape: there the run's settings have it.
+        shape = read_config(model)
+    template = Template()
+    with suppress(UserError):  # Who reads a broken file says so.
+        template = Template.read(model) or template
+    answers, _ = read_answer_settings(model)
+    return ModelFacts(shape, settings, template, answers.get("max_new_tokens", GenerateConfig.max_new_tokens))
+
+
+def _vectors(shape: T5ModelConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What the card tells of vectors of texts: how they are made, and what they were trained for."""
     pooling = {"mean": "the mean over its tokens", "first": "its first token", "last": "its end of text"}
     parts = [pooling[shape.head_pooling]]
@@ -256,7 +323,6 @@ def _vectors(shape: T5ModelConfig, settings: Record) -> dict[str, Any]:
         "pooling": shape.head_pooling,
         "normalize": shape.normalize,
         "question": (prompts["query"] or "") + "Your question",
-        "quoted": shlex.quote((prompts["query"] or "") + "Your question"),
         "text": (prompts["document"] or "") + "A text",
         # How the pipeline of transformers.js calls it; it knows no matrix.
         "js_pooling": {"mean": "mean", "first": "cls", "last": "last_token"}[shape.head_pooling]

@@ -1,7 +1,8 @@
 """How a model's card says that it is used: a paragraph of code for each program that runs its format.
 
 A template with `form`, `encoder` (the class of transformers of a model that writes no text, else empty), `head`,
-`has_spiece`, `file`, `precision` and `vectors`, as `card.card` gives them.
+`has_spiece`, `file`, `precision`, `vectors`, `text` (what a user types, worded as in training), `quoted` (that for a
+shell), `new_tokens` and `decoding`, as `card.card` gives them.
 """
 
 USAGE = """\
@@ -15,8 +16,7 @@ USAGE = """\
     "sequence": "AutoModelForSequenceClassification",
     "token": "AutoModelForTokenClassification",
 } %}
-{% set question = vectors.question or "Your text" %}
-{% set text = vectors.text or "Another text" %}
+{% set question = vectors.question or text %}
 {% if form in ("onnx", "web") and head == "embedding" %}
 onnxruntime:
 
@@ -25,7 +25,7 @@ import numpy, onnxruntime, tokenizers
 
 model = onnxruntime.InferenceSession("onnx/model.onnx")
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-texts = [{{ question | tojson }}, {{ text | tojson }}]
+texts = [{{ question | tojson }}, {{ vectors.text | tojson }}]
 vectors = []
 for text in texts:
     ids = numpy.array([tokenizer.encode(text).ids])
@@ -42,7 +42,7 @@ from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(".")
 model = ORTModelForCustomTasks.from_pretrained(".", subfolder="onnx", file_name="model.onnx")
-inputs = tokenizer([{{ question | tojson }}, {{ text | tojson }}], padding=True, return_tensors="pt")
+inputs = tokenizer([{{ question | tojson }}, {{ vectors.text | tojson }}], padding=True, return_tensors="pt")
 inputs.pop("token_type_ids", None)
 vectors = model(**inputs)["sentence_embedding"]
 print(vectors[0] @ vectors[1])
@@ -57,7 +57,7 @@ env.localModelPath = "..";
 const name = process.cwd().split("/").pop();
 const tokenizer = await AutoTokenizer.from_pretrained(name);
 const model = await AutoModel.from_pretrained(name, { dtype: "{{ precision }}" });
-const texts = [{{ question | tojson }}, {{ text | tojson }}];
+const texts = [{{ question | tojson }}, {{ vectors.text | tojson }}];
 const { sentence_embedding } = await model(tokenizer(texts, { padding: true }));
 const [a, b] = sentence_embedding.tolist();
 console.log(a.reduce((sum, number, place) => sum + number * b[place], 0));
@@ -79,7 +79,7 @@ import numpy, onnxruntime, tokenizers
 
 model = onnxruntime.InferenceSession("onnx/model.onnx")
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-ids = numpy.array([tokenizer.encode("Your text").ids])
+ids = numpy.array([tokenizer.encode({{ text | tojson }}).ids])
 (output,) = model.run(None, {"input_ids": ids, "attention_mask": numpy.ones_like(ids)})
 print(output)
 ```
@@ -92,7 +92,7 @@ from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(".")
 model = {{ optimum[head] }}.from_pretrained(".", subfolder="onnx", file_name="model.onnx")
-output = model(**tokenizer("Your text", return_tensors="pt"))
+output = model(**tokenizer({{ text | tojson }}, return_tensors="pt"))
 print(output.{{ "last_hidden_state" if head == "none" else "logits" }})
 ```
 
@@ -105,7 +105,7 @@ env.localModelPath = "..";
 const name = process.cwd().split("/").pop();
 const tokenizer = await AutoTokenizer.from_pretrained(name);
 const model = await {{ script[head] }}.from_pretrained(name, { dtype: "{{ precision }}" });
-const output = await model(tokenizer("Your text"));
+const output = await model(tokenizer({{ text | tojson }}));
 console.log(output.{{ "last_hidden_state" if head == "none" else "logits" }}.tolist());
 ```
 {% elif form in ("onnx", "web") %}
@@ -119,14 +119,14 @@ config = json.load(open("config.json"))
 encoder = onnxruntime.InferenceSession("onnx/encoder_model.onnx")
 decoder = onnxruntime.InferenceSession("onnx/decoder_model_merged.onnx")
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-ids = numpy.array([tokenizer.encode("Your text").ids])
+ids = numpy.array([tokenizer.encode({{ text | tojson }}).ids])
 mask = numpy.ones_like(ids)
 (states,) = encoder.run(None, {"input_ids": ids, "attention_mask": mask})
 empty = numpy.zeros((1, config["num_heads"], 0, config["d_kv"]), numpy.float32)
 names = [item.name for item in decoder.get_inputs() if item.name.startswith("past_key_values")]
 past = dict.fromkeys(names, empty)
 answer = [config["decoder_start_token_id"]]
-while len(answer) < 64 and answer[-1] != config["eos_token_id"]:
+while len(answer) <= {{ new_tokens }} and answer[-1] != config["eos_token_id"]:
     inputs = {"input_ids": numpy.array([answer[-1:]]), "encoder_hidden_states": states, "encoder_attention_mask": mask}
     logits, *present = decoder.run(None, {**inputs, **past, "use_cache_branch": numpy.array([len(answer) > 1])})
     past = dict(zip(names, present))
@@ -142,7 +142,7 @@ from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(".")
 model = ORTModelForSeq2SeqLM.from_pretrained(".")
-answer = model.generate(**tokenizer("Your text", return_tensors="pt"), max_new_tokens=63)
+answer = model.generate(**tokenizer({{ text | tojson }}, return_tensors="pt"), max_new_tokens={{ new_tokens }})
 print(tokenizer.decode(answer[0], skip_special_tokens=True))
 ```
 
@@ -154,7 +154,7 @@ import { env, pipeline } from "@huggingface/transformers";
 env.localModelPath = "..";
 const name = process.cwd().split("/").pop();
 const answers = await pipeline("text2text-generation", name, { dtype: "{{ precision }}" });
-console.log((await answers("Your text", { max_new_tokens: 63 }))[0].generated_text);
+console.log((await answers({{ text | tojson }}, { max_new_tokens: {{ new_tokens }} }))[0].generated_text);
 ```
 {% elif head == "embedding" and form in ("transformers", "sentence-transformers") %}
 FrugalT5:
@@ -180,7 +180,7 @@ print(model.similarity(queries, documents))
 ```
 {% elif encoder and form == "gguf" %}
 ```
-llama-embedding -m {{ file }} -p {{ vectors.quoted or '"Your text"' }}\
+llama-embedding -m {{ file }} -p {{ quoted }}\
 {% if vectors and not vectors.normalize %} --embd-normalize -1{% endif %}
 {{ "" }}
 ```
@@ -209,7 +209,7 @@ print(states)
 from transformers import AutoTokenizer, {{ encoder }}
 
 tokenizer, model = AutoTokenizer.from_pretrained("."), {{ encoder }}.from_pretrained(".")
-output = model(**tokenizer("Your text", return_tensors="pt"))
+output = model(**tokenizer({{ text | tojson }}, return_tensors="pt"))
 print(output.{{ "last_hidden_state" if encoder.endswith("EncoderModel") else "logits" }})
 ```
 {% elif form == "transformers" %}
@@ -217,12 +217,12 @@ print(output.{{ "last_hidden_state" if encoder.endswith("EncoderModel") else "lo
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForSeq2SeqLM.from_pretrained(".")
-answer = model.generate(**tokenizer("Your text", return_tensors="pt"), max_new_tokens=64)
+answer = model.generate(**tokenizer({{ text | tojson }}, return_tensors="pt"), max_new_tokens={{ new_tokens }})
 print(tokenizer.decode(answer[0], skip_special_tokens=True))
 ```
 {% elif form == "gguf" %}
 ```
-llama-completion -m {{ file }} -p "Your text"
+llama-completion -m {{ file }} -p {{ quoted }} {{ decoding | join(" ") }}
 ```
 
 In llama.cpp before December 2025 that program is called `llama-cli`.
@@ -232,8 +232,8 @@ import ctranslate2, sentencepiece
 
 translator = ctranslate2.Translator(".", compute_type="int8")
 tokenizer = sentencepiece.SentencePieceProcessor(model_file="spiece.model")
-pieces = [*tokenizer.encode("Your text", out_type=str), tokenizer.id_to_piece(tokenizer.eos_id())]
-answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
+pieces = [*tokenizer.encode({{ text | tojson }}, out_type=str), tokenizer.id_to_piece(tokenizer.eos_id())]
+answer = translator.translate_batch([pieces], {{ decoding | join(", ") }})[0].hypotheses[0]
 print(tokenizer.decode(answer))
 ```
 {% elif form == "ctranslate2" %}
@@ -242,8 +242,8 @@ import ctranslate2, tokenizers
 
 translator = ctranslate2.Translator(".", compute_type="int8")
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-pieces = tokenizer.encode("Your text").tokens
-answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
+pieces = tokenizer.encode({{ text | tojson }}).tokens
+answer = translator.translate_batch([pieces], {{ decoding | join(", ") }})[0].hypotheses[0]
 print(tokenizer.decode([tokenizer.token_to_id(piece) for piece in answer]))
 ```
 {% endif %}

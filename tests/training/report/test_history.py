@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from model.formats.checksums import CARD_FILE
 from settings.errors import UserError
 from tests.training.small_runs import configuration
 from trainer_low_mem import LowMemTrainer, plot
-from training.report.card import CARD_FILE, MARK, push_command, write_card
+from training.report.card import MARK, push_command, write_card
 from training.report.endings import Interrupted
 from training.report.history import history
 from training.report.summary import Summary
