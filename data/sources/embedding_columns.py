@@ -72,7 +72,7 @@ class EmbeddingColumns(Columns):
     def of_settings(cls, data: DataConfig, names: Sequence[str]) -> EmbeddingColumns:
         """The columns that the settings name, of files of which the first has these columns."""
         text_columns: tuple[str, ...] = ()
-        if data.text_column != DEFAULTS.text_column or (data.teacher_vectors and data.text_column in names):
+        if data.text_column != DEFAULTS.text_column:
             text_columns = tuple(word.strip() for word in data.text_column.split(","))
         score = data.label_column if data.label_column != DEFAULTS.label_column else ""
         columns = cls((), text_columns=text_columns, score=score, vectors=data.teacher_vectors or "")
@@ -86,6 +86,8 @@ class EmbeddingColumns(Columns):
         """
         if self.text_columns:
             texts = self.text_columns
+        elif self.vectors and DEFAULTS.text_column in names:
+            texts = (DEFAULTS.text_column,)
         else:
             first = [name for name in FIRST_TEXTS if name in names][:1]
             second = [name for name in SECOND_TEXTS if name in names][:1]
