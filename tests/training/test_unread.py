@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from settings.declared import Config
@@ -58,7 +59,9 @@ def data_of(preset: dict[str, object], folder: Path) -> str:
     """Files with a few rows of the kind that a preset trains on, as many as it weights."""
     text, label = str(preset.get("text_column", "text")), str(preset.get("label_column", "label"))
     path = folder / "rows.jsonl"
-    if preset.get("head") == "token":
+    if preset.get("head") == "embedding" and "teacher_vectors" not in preset:
+        rows = [{"sentence1": f"number {number}", "sentence2": "a number", "score": "0.5"} for number in range(120)]
+    elif preset.get("head") == "token":
         rows = [{text: "ABAB", label: "HEHE"}] * 120
     elif preset.get("labels") == "regression":
         rows = [{text: f"number {number}", label: str(number / 7)} for number in range(120)]
@@ -83,5 +86,12 @@ def test_nothing_in_a_preset_is_in_vain(tmp_path: Path, name: str) -> None:
     folders = {"output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "cache_dir": tmp_path / "cache"}
     data = {"train_file": data_of(preset, tmp_path), "validation_file": "none"}
     data |= {"answers": data["train_file"]} if "answers" in preset else {}
+    if "teacher_vectors" in preset:
+        data["teacher_vectors"] = str(tmp_path / "vectors.npy")
+        size = int(str(preset["embedding_size"]))
+        pairs = tmp_path / "pairs.jsonl"
+        pairs.write_text(json.dumps({"anchor": "a number", "positive": "number 7"}) + "\n")
+        data["validation_file"] = str(pairs)
+        np.save(data["teacher_vectors"], np.random.default_rng(0).standard_normal((120, size)).astype(np.float32))
     flags = {"config": PRESETS_DIR / f"{name}.yaml", **tiny, **folders, **data, "run_name": "tiny"}
     assert notes(tmp_path, load("train", {key: str(value) for key, value in flags.items()})) == []
