@@ -59,14 +59,14 @@ class LengthEstimate:
     def cut(self, data: DataConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(N,) tokens of encoder and decoder as the settings cut rows; both answers of a preference count."""
         limits = lengths_of(data, self.objective)
-        sources = np.minimum(self.sources, min(limits.raw_tokens, limits.input_tokens))
+        sources = np.minimum(self.sources, data.max_seq_len)
         return sources.sum(0), np.minimum(self.targets, limits.target_tokens).sum(0)
 
     def longest(self, data: DataConfig) -> tuple[int, int]:
         """What the longest of all rows is taken to have: more than the sample, as far as the settings allow it."""
         limits = lengths_of(data, self.objective)
         times = 1 if self.is_all else TIMES_LONGER
-        sources = np.minimum(times * self.sources.max(1), min(limits.raw_tokens, limits.input_tokens))
+        sources = np.minimum(times * self.sources.max(1), data.max_seq_len)
         targets = np.minimum(times * self.targets.max(1), limits.target_tokens)
         return int(sources.sum()), int(targets.sum())
 

@@ -236,16 +236,16 @@ def _prompts(
 ) -> Iterator[Prompt]:
     columns = _columns(source, choices)
     head = head_of(source)
-    if not (splits_lists and isinstance(head.sample.get("".join(columns.texts)), list)):
+    # Who reads texts, and no prompts, names one column for both. A text may be a list of words.
+    is_of_texts = choices[0].text_column == choices[0].prompt_column
+    word_column = columns.texts[0] if is_of_texts and columns.texts else ""
+    if not (splits_lists and isinstance(head.sample.get(word_column), list)):
         check_types(source, columns)
     # A column that comes with a prompt is read where JSON can hold it.
     no_json = {name for name in head.types if not fits_json(head.sample[name])}
     read = ({*head.all_names} if keeps is None else {*keeps}) - no_json | columns.kinds(head.all_names).keys()
     names = [name for name in head.all_names if name in read]
     question_of = columns.question_of(names)
-    # Who reads texts, and no prompts, names one column for both. A text may be a list of words.
-    is_of_texts = choices[0].text_column == choices[0].prompt_column
-    word_column = columns.texts[0] if is_of_texts and columns.texts else ""
     for number, record in records(source, names, bad_rows):
         broken = {name: cell for name, cell in record.items() if isinstance(cell, ValueError)}
         record = {**record, **dict.fromkeys(broken)}

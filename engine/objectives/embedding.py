@@ -132,13 +132,23 @@ class EmbeddingObjective(Objective):
         scale: float,
         settings: LossSettings,
     ) -> tuple[Tensor, deque[Tensor]]:
-        """See `Objective`; `hidden` are the pooled states (R, D), and all of them are compared."""
+        """See `Objective`; `hidden` are the pooled states (R, D), and all of them are compared.
+
+        Raises:
+            UserError: the loss that was asked for needs a score, and a row has none. Evaluation takes such rows.
+        """
         sizes = [len(pooled) for pooled in hidden]
         leaf = torch.cat([hidden.popleft() for _ in micro_batches]).requires_grad_()
         with torch.enable_grad(), one_thread():
             vectors = self.head(leaf)
         own = _texts(vectors.detach(), micro_batches)
         everyone, first = self._gathered(own)
+        if self.kind in (COSENT, REGRESSION) and everyone.targets[:, 0].isnan().any():
+            raise UserError(
+                "--embedding_loss = {kind}, and a row has no score; name its column with --label_column, or omit this "
+                "setting",
+                kind=self.kind,
+            )
         total, gradient = self._judged(everyone)
         own_gradient = gradient[first : first + len(vectors)]
         with torch.enable_grad(), one_thread():
@@ -212,22 +222,12 @@ class EmbeddingObjective(Objective):
         return LossAndGradient(total, gradient)
 
     def _rows_by_kind(self, texts: Texts) -> dict[str, Tensor]:
-        """The rows that each loss is over, (B',) numbers.
-
-        Raises:
-            UserError: the loss that was asked for needs a number or a vector, and a row has none.
-        """
+        """The rows that each loss is over, (B',) numbers."""
         is_alone = texts.targets[:, 0].isnan()
         has_vector = ~texts.targets[:, 1:2].isnan().all(1) if texts.targets.shape[1] > 1 else torch.zeros_like(is_alone)
         graded = REGRESSION if self.kind == REGRESSION else COSENT
         if self.kind == CONTRASTIVE:  # A number is not looked at.
             is_alone = ~has_vector
-        elif self.kind != AUTO and is_alone.any():
-            raise UserError(
-                "--embedding_loss = {kind}, and a row has no score; name its column with --label_column, or omit this "
-                "setting",
-                kind=self.kind,
-            )
         kinds = {CONTRASTIVE: is_alone, DISTILLATION: has_vector, graded: ~is_alone & ~has_vector}
         return {kind: rows.nonzero().flatten() for kind, rows in kinds.items() if rows.any()}
 

@@ -45,6 +45,15 @@ def test_the_estimate_is_like_all_rows(configure: Configure, file: Path, tmp_pat
     assert targets.mean() == pytest.approx(facts["labels"]["mean"], rel=0.02)
 
 
+def test_a_text_with_a_label_is_as_long_as_the_settings_allow(configure: Configure, tmp_path: Path) -> None:
+    rows = [{"text": "a" * 90, "label": str(number % 2)} for number in range(90)]
+    file = write_rows(tmp_path / "labels.jsonl", rows)
+    config = configure(train_file=file, head="sequence", tokenizer_type="byte", max_seq_len=64)
+    estimate = estimate_of(config)
+    assert estimate is not None and estimate.longest(config.data)[0] == 64
+    assert estimate.cut(config.data)[0].max() == 64
+
+
 def test_each_text_of_a_row_is_cut(configure: Configure, tmp_path: Path) -> None:
     rows = [{"query": "a" * 40, "pos": ["b" * (number % 9 + 1)], "neg": []} for number in range(90)]
     file = write_rows(tmp_path / "pairs.jsonl", [*rows, {"query": "a", "pos": ["b"], "neg": list("cdefgh")}])

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.batches.collate import EmbeddingRow
+from engine.objectives.embedding import Texts
 from model.rows import Rows
 from model.t5 import T5
 from settings.errors import UserError
-from tests.engine.embedding_rows import KINDS, ROWS, embedding_model, one_pass, texts_of
+from tests.engine.embedding_rows import KINDS, ROWS, embedding_model, objective_of, one_pass, texts_of
 from tests.engine.small_models import Gradients, assert_near, taken_gradients
 from tests.ranks import must_succeed
 
@@ -101,6 +102,10 @@ def test_rows_without_a_score_have_no_loss_of_scores(kind: str) -> None:
     model = embedding_model(True, "contrastive")
     with pytest.raises(UserError, match="--label_column"):
         one_pass(model, kind, KINDS["contrastive"](), CUTS["uneven"])
+    objective = objective_of(model, kind)
+    vectors = torch.eye(4, 24)
+    pairs = Texts(vectors, torch.arange(4), torch.tensor([2, 2]), torch.full((2, 1), torch.nan))
+    assert objective.loss_of(pairs) > 0, "evaluation takes them"
 
 
 def test_texts_that_belong_together_are_no_negatives() -> None:
